@@ -40,6 +40,7 @@ def build_parser() -> argparse.ArgumentParser:
     from peer.settings import add_setting_flags
     from peer.sim.cli.commands import add_sim_commands
     from peer.sim.cli.plan_command import add_plan_command
+    from peer.use.command import add_use_commands
 
     parser = argparse.ArgumentParser(prog="atoll", description=DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"atoll {version('atoll')}")
@@ -69,6 +70,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_tokenizer_command(commands)
     add_data_command(commands)
     add_sim_commands(commands)
+    add_use_commands(commands)
     add_plan_command(commands)
     return parser
 

@@ -21,8 +21,10 @@ class SavesItself(Protocol):
         """Write the files that `AutoTokenizer.from_pretrained(path)` loads."""
 
 
-def export_model(model: PreTrainedModel, tokenizer: SavesItself, path: Path) -> Path:
-    """Write model (safetensors) and tokenizer to `path`, all of it or nothing.
+def export_model(
+    model: PreTrainedModel, tokenizer: SavesItself, path: Path, card: Callable[[Path], None] | None = None
+) -> Path:
+    """Write model (safetensors), tokenizer and what `card` adds to `path`, all of it or nothing.
 
     Raises:
         CheckpointError: the folder exists and is not empty, or the disk failed.
@@ -30,6 +32,8 @@ def export_model(model: PreTrainedModel, tokenizer: SavesItself, path: Path) -> 
     def write(folder: Path) -> None:
         model.save_pretrained(folder)
         tokenizer.save(folder)
+        if card is not None:
+            card(folder)
 
     return write_folder(path, write)
 

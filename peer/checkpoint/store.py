@@ -166,7 +166,7 @@ def read_checkpoint(
     if missing := {STATE_FILE, *(f"{stem}.safetensors" for stem in listed.tensors)} - set(listed.files):
         raise CheckpointError(f"checkpoint {path} has no {min(missing)}", _ANOTHER)
     tensors = {stem: load_tensors(path / f"{stem}.safetensors") for stem in listed.tensors}
-    state = _read_state(path / STATE_FILE)
+    state = read_state(path)
     for stem, named in tensors.items():
         inventory.verify_tensors(path, stem, named, listed.tensors[stem])
     return tensors, state
@@ -185,7 +185,13 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"checkpoint file {path} cannot be read: {reason}", _ANOTHER) from error
 
 
-def _read_state(path: Path) -> dict[str, Any]:
+def read_state(folder: Path) -> dict[str, Any]:
+    """The numbers of a verified checkpoint.
+
+    Raises:
+        CheckpointError: they cannot be read.
+    """
+    path = folder / STATE_FILE
     try:
         with open_plain(path, MAX_STATE_BYTES) as file:
             state = json.loads(file.read())

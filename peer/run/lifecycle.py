@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,12 @@ from peer.link.messages import Anchor, Message, Published, Start, Stop, Stopped,
 from peer.link.supervisor import AgentGoneError, AgentProcess
 from peer.protocol.address import PeerAddress
 from peer.run.assemble import Peer, assemble, plan_of
+from peer.run.card import write_card
 from peer.run.device_checks import device_finding, log_finding
 from peer.run.figures import SAMPLE_PROMPT
 from peer.run.hooks import PeerHooks
+from peer.run.resume import checkpoint_folder
+from peer.run.run_file import keep_manifest
 from peer.settings import PeerSettings, detect_announce_maddrs, detect_direct_port
 from peer.system.exit_signals import ending_signals
 from peer.system.finding import Finding
@@ -122,6 +126,8 @@ def _run(
     except AgentGoneError as gone:
         raise UserError(f"the agent process ended unexpectedly: {gone}", f"its log is {agent.log_path}") from None
     manifest, published = peer.manifest, peer.published
+    with guard.writing("the run's manifest"):
+        keep_manifest(checkpoint_folder(settings.output_dir, manifest.run_id), manifest)
     metrics = MetricsFile(settings.output_dir / "metrics.jsonl", guard)
     metrics.write(
         "start", peer_id=published.peer_id, nickname=published.nickname, run_id=manifest.run_id, round=anchor.round
@@ -195,7 +201,7 @@ def _wind_down(peer: Peer, hooks: PeerHooks, metrics: MetricsFile, joined_at: in
             hooks.validate(peer.settings.eval_sequences)
         peer.replica.write(peer.sync.result)
         sample = sample_text(peer.model, peer.text.tokenizer, SAMPLE_PROMPT, SAMPLE_TOKENS, peer.manifest.seed)
-        export_path = _export(peer)
+        export_path = _export(peer, hooks)
     try:
         stopped = peer.agent.expect(Stopped, DRAIN_S if interrupted else LINGER_S + 5.0)
     except UserError as error:
@@ -213,7 +219,7 @@ def _wind_down(peer: Peer, hooks: PeerHooks, metrics: MetricsFile, joined_at: in
     return 1 if missing else 0
 
 
-def _export(peer: Peer) -> Path | None:
+def _export(peer: Peer, hooks: PeerHooks) -> Path | None:
     """What the run yields as a Hugging Face model under `export`, or `export-2`, ... when that is taken."""
     base = peer.settings.output_dir / "export"
     path, number = base, 1
@@ -221,10 +227,20 @@ def _export(peer: Peer) -> Path | None:
         number += 1
         path = base.with_name(f"export-{number}")
     try:
-        return export_model(peer.model, peer.text.tokenizer, path)
+        return export_model(peer.model, peer.text.tokenizer, path, partial(_write_card, peer, hooks))
     except (UserError, OSError) as error:
         log.error("the model was not exported: %s", error)
         return None
+
+
+def _write_card(peer: Peer, hooks: PeerHooks, folder: Path) -> None:
+    sync, losses = peer.sync, [loss for _, loss in hooks.validation]
+    members = {name for record in hooks.records if record.status == "committed" for name in record.members}
+    write_card(folder, peer.manifest, {
+        "round": f"{sync.round:,}", "lineage": f"`{sync.memory.head.lineage_id}`" if sync.memory.head else None,
+        "tokens": f"{sync.swarm_tokens:,} in committed rounds", "peers": f"{len(members)} in the rounds of this one",
+        "validation loss": f"{losses[0]:.4f}, then {losses[-1]:.4f}" if losses else None,
+    })  # fmt: skip
 
 
 def _report(

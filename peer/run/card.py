@@ -1,0 +1,52 @@
+"""The model card of an export: what the run was, in words that a person and the hub read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import yaml
+
+from peer.protocol.manifest import DataSpec, RunManifest
+
+CARD = "README.md"
+
+
+def write_card(folder: Path, manifest: RunManifest, facts: Mapping[str, object]) -> None:
+    """Write it.
+
+    Args:
+        facts: rows of the table, in their order; those that are None are left out.
+    """
+    hub = [source.name for source in manifest.data.sources if source.name]
+    head = {
+        "library_name": "transformers", "pipeline_tag": "text-generation", "tags": ["atoll"],
+        **({"datasets": hub} if hub else {}),
+        **({"base_model": manifest.model.pretrained} if manifest.model.pretrained else {}),
+    }  # fmt: skip
+    rows = {
+        "run": f"{manifest.name}, `{manifest.run_id}`",
+        "recipe": f"`{manifest.recipe.name}`",
+        "data": _data(manifest.data),
+        **facts,
+    }
+    lines = [f"| {key} | {value} |" for key, value in rows.items() if value is not None]
+    text = (
+        f"---\n{yaml.safe_dump(head, sort_keys=False)}---\n\n# {manifest.name}\n\n"
+        "Trained with Atoll by peers that share nothing but the internet.\n\n| | |\n|---|---|\n" + "\n".join(lines)
+        + '\n\n```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n'
+        'model = AutoModelForCausalLM.from_pretrained(".")\ntokenizer = AutoTokenizer.from_pretrained(".")\n```\n'
+    )
+    (folder / CARD).write_text(text, encoding="utf-8")
+
+
+def _data(spec: DataSpec) -> str:
+    said = []
+    for source in spec.sources:
+        if source.kind == "hub":
+            said.append(f"`{source.name}` at `{source.revision}`")
+        elif source.kind == "web":
+            said.append(f"{len(source.files)} files, SHA-256 `{source.files[0].sha256[:16]}`...")
+        else:
+            said.append("the source of Python's standard library")
+    return "; ".join(said)

@@ -1,0 +1,138 @@
+"""`atoll export`, `atoll generate`, `atoll evaluate`: use a model before, during and after its run."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from peer.errors import UserError
+from peer.system.exit_signals import exiting_on_signals
+from peer.system.output_files import named_path
+
+if TYPE_CHECKING:
+    from peer.use.trained import Trained
+
+INTERRUPTED = 130
+DTYPES = ("fp32", "bf16", "fp16")
+MODEL_HELP = "an exported model, a checkpoint, a peer's output folder, or the address of a swarm"
+EXPORT = """\
+Write a model as a folder that `AutoModelForCausalLM.from_pretrained` loads, with its tokenizer and a model card. MODEL
+is a checkpoint, a peer's output folder (its newest checkpoint), or the address of a running swarm, whose state is
+fetched and verified without training."""
+GENERATE = """\
+Continue a prompt, given or read from standard input."""
+EVALUATE = """\
+Loss, perplexity and bits per byte of a model on its run's validation text, or on files."""
+EXAMPLES = {
+    "export": "  atoll export runs/peer --to model\n  atoll export /ip4/.../p2p/12D3Koo... --to model --dtype bf16",
+    "generate": "  atoll generate runs/peer --prompt 'def main('\n  echo 'Once upon' | atoll generate model",
+    "evaluate": "  atoll evaluate runs/peer\n  atoll evaluate model --files 'books/*.txt' --json",
+}
+
+
+def add_use_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the commands to `atoll`."""
+    export = _command(commands, "export", "write a model that transformers loads", EXPORT, _export)
+    export.add_argument("--to", type=named_path, default=Path("export"), metavar="DIR",
+                        help="a new folder (default: export)")  # fmt: skip
+    export.add_argument("--dtype", choices=DTYPES, default="fp32", help="of the weights (default: fp32)")
+    export.add_argument("--push-to-hub", metavar="NAME", help="also upload it to this repository of the hub")
+    generate = _command(commands, "generate", "text from a model", GENERATE, _generate)
+    add = generate.add_argument
+    add("--prompt", metavar="TEXT", help="text to continue; without it, standard input is read")
+    add("--max-new-tokens", type=int, default=200, metavar="N", help="stop after so many tokens (default: 200)")
+    add("--temperature", type=float, default=0.8, metavar="T", help="0: always the likeliest token (default: 0.8)")
+    add("--top-p", type=float, default=1.0, metavar="P", help="draw from the likeliest tokens of this share")
+    add("--seed", type=int, default=0, metavar="N", help="another seed, another text (default: 0)")
+    evaluate = _command(commands, "evaluate", "how good a model is on text", EVALUATE, _evaluate)
+    add = evaluate.add_argument
+    add("--files", nargs="+", default=[], metavar="PATH", help="files, folders or globs, in place of the run's text")
+    add("--sequences", type=int, default=256, metavar="N", help="windows to evaluate at most (default: 256)")
+    add("--sequence-length", type=int, metavar="N", help="tokens of a window (default: the run's)")
+    add("--json", action="store_true", help="print one JSON document")
+
+
+def _command(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, help: str, description: str,
+    run: Callable[[argparse.Namespace], int],
+) -> argparse.ArgumentParser:  # fmt: skip
+    parser = commands.add_parser(
+        name, help=help, description=description, epilog=f"examples:\n{EXAMPLES[name]}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto)")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _opened(arguments: argparse.Namespace) -> Trained:
+    with exiting_on_signals(INTERRUPTED):
+        import transformers
+
+        from peer.use.trained import open_trained
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    if arguments.model.startswith("/") and "/p2p/" in arguments.model:
+        from peer.protocol.address import parse_peer_address
+        from peer.swarm.net.socket_folder import open_socket_folder
+        from peer.use.fetch import fetch
+
+        open_socket_folder()
+        trained = fetch([parse_peer_address(arguments.model)])
+    else:
+        trained = open_trained(named_path(arguments.model))
+    from peer.train.device import pick_device
+
+    trained.model.to(pick_device(arguments.device))  # type: ignore[arg-type]
+    return trained
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    if arguments.to.exists() and not (arguments.to.is_dir() and not any(arguments.to.iterdir())):
+        raise UserError(f"--to {arguments.to} exists already", "choose another folder, or remove this one")
+    trained = _opened(arguments)
+    from peer.use.export import export, upload
+
+    path = export(trained, arguments.to, arguments.dtype)
+    print(f"{path}: {sum(p.numel() for p in trained.model.parameters()):,} parameters in {arguments.dtype}")
+    if arguments.push_to_hub:
+        print(upload(path, arguments.push_to_hub))
+    return 0
+
+
+def _generate(arguments: argparse.Namespace) -> int:
+    from peer.use.generate import Sampling, generate
+
+    sampling = Sampling(max_new_tokens=arguments.max_new_tokens, temperature=arguments.temperature,
+                        top_p=arguments.top_p, seed=arguments.seed)  # fmt: skip
+    prompt = arguments.prompt if arguments.prompt is not None else sys.stdin.read().rstrip("\n")
+    trained = _opened(arguments)
+    print(prompt, end="", flush=True)
+    generate(trained, prompt, sampling, lambda piece: print(piece, end="", flush=True))
+    print()
+    return 0
+
+
+def _evaluate(arguments: argparse.Namespace) -> int:
+    for flag in ("sequences", "sequence_length"):
+        if (value := getattr(arguments, flag)) is not None and value < 1:
+            raise UserError(f"--{flag.replace('_', '-')} {value}", "it must be at least 1")
+    trained = _opened(arguments)
+    from peer.use.measure import measure
+
+    found = measure(trained, arguments.files, arguments.sequences, arguments.sequence_length)
+    if arguments.json:
+        after = dataclasses.asdict(trained.after) if trained.after else {}
+        print(json.dumps({**dataclasses.asdict(found), **after}, indent=2))
+        return 0
+    print(f"loss           {found.loss:.4f} nats a token")
+    print(f"perplexity     {found.perplexity:.3f}")
+    print(f"bits per byte  {found.bits_per_byte:.4f}")
+    print(f"text           {found.text}, {found.tokens:,} tokens")
+    return 0

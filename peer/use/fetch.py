@@ -1,0 +1,71 @@
+"""The current model of a running swarm, verified like any newcomer's state, without training."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from peer.data.tokenizer import load_tokenizer
+from peer.errors import UserError
+from peer.genesis import build_initial_model
+from peer.link.memory import SharedState
+from peer.link.messages import Anchor, Mapped, Published, Start, Stop, Stopped, TokenizerFetched
+from peer.link.supervisor import AgentGoneError, AgentProcess
+from peer.outer.state.flat_layout import FlatLayout
+from peer.protocol.address import PeerAddress
+from peer.run.assemble import plan_of
+from peer.run.lifecycle import PUBLISHED_TIMEOUT_S, STATE_TIMEOUT_S
+from peer.use.trained import After, Trained, of_state
+
+log = logging.getLogger(__name__)
+LEAVE_S = 5.0
+
+
+def fetch(addresses: Sequence[PeerAddress]) -> Trained:
+    """Join as a client with an identity of the moment, take the state, and leave.
+
+    Raises:
+        UserError: no run there, or no peer serves a state that its chain confirms.
+    """
+    with tempfile.TemporaryDirectory(prefix="atoll-use-") as name:
+        agent = AgentProcess(Path(name) / "agent.log")
+        try:
+            agent.start()
+            return _taken(agent, addresses, Path(name))
+        except AgentGoneError as gone:
+            raise UserError(f"the agent process ended unexpectedly: {gone}", "try again") from None
+        finally:
+            agent.close()
+
+
+def _taken(agent: AgentProcess, addresses: Sequence[PeerAddress], home: Path) -> Trained:
+    agent.send(Start(
+        initial_peers=tuple(str(address) for address in addresses), host_maddrs=("/ip4/0.0.0.0/tcp/0",),
+        identity_path=str(home / "identity.key"), nickname="reader", directory=str(home), nat_port_map=False,
+        client_mode=True,
+    ))  # fmt: skip
+    published: Published = agent.expect(Published, PUBLISHED_TIMEOUT_S)
+    plan = plan_of(published)
+    manifest, optimizer = plan.manifest, plan.recipe.optimizer
+    if manifest.tokenizer.files:
+        agent.expect(TokenizerFetched, STATE_TIMEOUT_S)
+    model = build_initial_model(manifest, load_tokenizer(manifest.tokenizer, home))
+    layout = FlatLayout.of(model, plan.recipe.num_fragments)
+    memory = SharedState(
+        agent.memory_descriptor, layout.numel, optimizer.num_buffers, max(layout.sizes, default=layout.numel)
+    )
+    layout.copy_to_flat(model, memory.anchor)
+    for buffer, value in zip(memory.buffers, optimizer.initial_values, strict=True):
+        buffer.fill_(value)
+    log.info("fetching the state of run %s (%s)", manifest.name, manifest.run_id[:16])
+    agent.send(Mapped(
+        numel=layout.numel, num_buffers=optimizer.num_buffers, shapes=layout.shapes, fragments=layout.sizes
+    ))  # fmt: skip
+    anchor: Anchor = agent.expect(Anchor, STATE_TIMEOUT_S)
+    vectors = [memory.anchor.clone(), *(buffer.clone() for buffer in memory.buffers)]
+    agent.send(Stop())
+    agent.expect(Stopped, LEAVE_S)
+    after = After(round=anchor.round, lineage_id=anchor.lineage_id, origin=str(addresses[0]))
+    return of_state(manifest, vectors, after, home)

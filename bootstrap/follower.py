@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 from peer.errors import ProtocolError, in_words
+from peer.protocol.chain import id_of
 from peer.protocol.checkpoints import Checkpoint, seal_checkpoint
 from peer.protocol.fork_choice import ForkVerdict
 from peer.swarm.catchup.chain_scout import ChainScout
@@ -65,6 +66,8 @@ class ChainFollower:
                 self._avoid(donor)
             elif isinstance(found, BaseException):
                 raise found
+            elif found and self._history.leads_through(len(found), id_of(found, len(found) - 1)):
+                self._failures.pop(donor, None)  # another donor has shown as much, in this look
             elif self._scout.judge(held := self._scout.carried(found)) is ForkVerdict.FOLLOW:
                 await asyncio.to_thread(self._history.advance, held)
                 self._failures.pop(donor, None)

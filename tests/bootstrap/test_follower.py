@@ -119,6 +119,26 @@ async def test_silent_claims_hide_no_chain(network, tmp_path, run):  # noqa: F81
         assert await post.sees(*silent.items(), await announced(network, run)) == run.history.chain
 
 
+async def test_a_donor_of_the_chain_that_another_has_shown_is_asked_again_when_that_one_is_gone(
+    network, tmp_path, run  # noqa: F811
+):
+    """All members show the same chain: that the first of them was enough is no fault of the others."""
+    post = Post(network, tmp_path / "post", run.history.genesis)
+    donors = [await ScriptedDonor(network.node(), run).start() for _ in range(3)]
+
+    async def look(live):
+        for donor in donors:
+            donor.chain = list(run.history.chain)
+        _, record = await announced(network, run)
+        post.directory.reachable = {donor.peer_id: record for donor in live}
+        await post.follower.look_around()
+        assert post.history.chain == run.history.chain
+        run.commit(1)
+
+    for live in (donors, donors, donors, donors[:1], donors[1:2], donors[2:]):
+        await look(live)
+
+
 async def test_the_end_of_a_run_is_checkpointed_at_once(network, tmp_path, run):  # noqa: F811
     post = Post(network, tmp_path / "post", run.history.genesis, total=4)
     await post.sees(await announced(network, run))

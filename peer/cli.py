@@ -34,6 +34,7 @@ def build_parser() -> argparse.ArgumentParser:
     from peer.data.command import add_data_command
     from peer.demo.run import add_demo_flags
     from peer.explain.command import add_rounds_command
+    from peer.explain.history_command import add_history_command
     from peer.run.doctor import add_doctor_command
     from peer.run.tokenizer_command import add_tokenizer_command
     from peer.run.watch import add_watch_command
@@ -67,6 +68,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_doctor_command(commands)
     add_watch_command(commands)
     add_rounds_command(commands)
+    add_history_command(commands)
     add_tokenizer_command(commands)
     add_data_command(commands)
     add_sim_commands(commands)

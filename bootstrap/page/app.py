@@ -8,6 +8,7 @@ import hashlib
 import json
 import logging
 import time
+import zlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Message as Part
 
 from bootstrap.page.board import Board
 from bootstrap.page.openapi import API, MAX_POINTS, MAX_ROUNDS, STATUSES, openapi_document
@@ -44,6 +46,7 @@ SEND_S = 20.0  # for one update to one browser
 PING_S = 15.0
 MIN_GZIP_BYTES = 512
 CACHE_S = 2.0
+GZIP_HEADER = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"
 
 
 class Guarded:
@@ -53,7 +56,7 @@ class Guarded:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def with_headers(message: Message) -> None:
+        async def with_headers(message: Part) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message["headers"], *((k.encode(), v.encode()) for k, v in SECURITY.items())]
             async with asyncio.timeout(SEND_S):
@@ -91,6 +94,21 @@ class Body:
         return Response(self.plain, headers=headers, media_type=self.media_type)
 
 
+@dataclass(frozen=True)
+class Message:
+    """One part of a stream, as it is and compressed; the compressed form refers to nothing before it, so that it is
+    made once for all browsers.
+    """
+
+    plain: bytes
+    packed: bytes
+
+    @classmethod
+    def of(cls, plain: bytes) -> Message:
+        packer = zlib.compressobj(6, zlib.DEFLATED, -zlib.MAX_WBITS)
+        return cls(plain, packer.compress(plain) + packer.flush(zlib.Z_FULL_FLUSH))
+
+
 class Page:
     """The routes over one board.
 
@@ -106,7 +124,7 @@ class Page:
             if path.is_file()
         }
         self._cached: dict[str, tuple[float, Body]] = {}
-        self._update: tuple[int, bytes] = (-1, b"")
+        self._update = (-1, Message.of(b""))
         self.listeners = 0
         self.closing = False
 
@@ -165,27 +183,32 @@ class Page:
     async def _metrics(self, request: Request) -> Response:  # noqa: ARG002
         return Response(render_metrics(self._board), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    async def _updates(self, request: Request) -> Response:  # noqa: ARG002
+    async def _updates(self, request: Request) -> Response:
         if self.listeners >= MAX_LISTENERS:
             raise HTTPException(503, f"{MAX_LISTENERS} browsers are served already; ask /api/v1/state instead")
-        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-        return _Updates(self, self._stream(), media_type="text/event-stream", headers=headers)
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no", "vary": "accept-encoding"}
+        packed = "gzip" in request.headers.get("accept-encoding", "")
+        if packed:
+            headers["content-encoding"] = "gzip"
+        return _Updates(self, self._stream(packed), media_type="text/event-stream", headers=headers)
 
-    async def _stream(self) -> AsyncIterator[bytes]:
+    async def _stream(self, packed: bool) -> AsyncIterator[bytes]:
         """Updates as they come; a browser that missed some sees it by their versions, and reads the state again."""
-        yield b"retry: 3000\n\n"
+        if packed:
+            yield GZIP_HEADER
+        begin, ping = Message.of(b"retry: 3000\n\n"), Message.of(b": ping\n\n")
+        yield begin.packed if packed else begin.plain
         sent = self._board.version
         while not self.closing:
+            message = ping
             if await self._board.newer_than(sent, PING_S):
-                sent = self._board.version
-                yield self._newest()
-            else:
-                yield b": ping\n\n"
+                sent, message = self._board.version, self._newest()
+            yield message.packed if packed else message.plain
 
-    def _newest(self) -> bytes:
+    def _newest(self) -> Message:
         version, message = self._update
         if version != self._board.newest.version:
-            message = b"event: update\ndata: " + _dump(self._board.newest.document) + b"\n\n"
+            message = Message.of(b"event: update\ndata: " + _dump(self._board.newest.document) + b"\n\n")
             self._update = self._board.newest.version, message
         return message
 

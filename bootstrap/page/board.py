@@ -27,6 +27,7 @@ NEW_LINKS = 256  # of the chain, in one look
 SHOWN_EVENTS = 60
 PACE_S = 900.0  # over which the pace of the run is measured
 MAX_SHOWN_PEERS = 1024
+NOT_SHOWN = {"heard", "step", "seconds_waiting", "sample", "group_size", "bytes_received", "validation", "mfu"}
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,8 @@ class Board:
 
     async def _publish(self, events: list[dict[str, Any]]) -> None:
         peers = {view.peer_id: self._row(view) for view in self._state.peers[:MAX_SHOWN_PEERS]}
-        changed = [row for peer_id, row in peers.items() if row != self._peers.get(peer_id)]
+        diffs = (_changes(self._peers.get(peer_id, {}), row) for peer_id, row in peers.items())
+        changed = [diff for diff in diffs if len(diff) > 1]
         left = [peer_id for peer_id in self._peers if peer_id not in peers]
         self._peers = peers
         document = {
@@ -232,3 +234,10 @@ class Board:
                     left = rest if left is None else min(left, rest)
         pace = (last.tokens - first.tokens) / seconds
         return {"done": done, "eta_s": left, "committed_tokens_per_s": pace if pace > 0 else 0.0}
+
+
+def _changes(before: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
+    """The id of a peer, and what a page shows of it that is not as before."""
+    shown = {name: value for name, value in row.items() if name not in NOT_SHOWN}
+    new = {name: value for name, value in shown.items() if name not in before or before[name] != value}
+    return {**new, "peer_id": row["peer_id"]}

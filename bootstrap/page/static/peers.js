@@ -45,7 +45,7 @@ export class Peers {
   }
 
   update(changed, left) {
-    for (const row of changed) this.rows.set(row.peer_id, row);
+    for (const row of changed) this.rows.set(row.peer_id, { ...this.rows.get(row.peer_id), ...row });
     for (const peerId of left) this.rows.delete(peerId);
   }
 

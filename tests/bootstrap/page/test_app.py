@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import zlib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from bootstrap.page.openapi import API, SCHEMAS
 from tests.bootstrap.page.boards import ADDRESS, Watching
 from tests.explain.samples import aborted
 
+ROOT = Path(__file__).parents[3]
 HOSTILE = "<img src=x onerror=alert(1)>\u202e{{7*7}}"
 
 
@@ -179,19 +182,33 @@ SCOPE = {
 }  # fmt: skip
 
 
+def test_the_dashboard_asks_for_nothing_that_is_not_there(client):
+    text = client.get("/metrics").text
+    dashboard = json.loads((ROOT / "deploy/grafana/atoll-run.json").read_text())
+    asked = {name for panel in dashboard["panels"] for target in panel["targets"]
+             for name in re.findall(r"atoll_[a-z_]+", target["expr"])}  # fmt: skip
+    assert len(asked) >= 12
+    optional = {"atoll_remaining_seconds", "atoll_validation_loss"}  # of a run with a pace and a validation
+    assert {name for name in asked - optional if not re.search(rf"^{name}\b", text, re.MULTILINE)} == set()
+
+
 class Browser:
     """Listens to updates until so many have come."""
 
-    def __init__(self, page, updates):
+    def __init__(self, page, updates, encoding="identity"):
         self.text, self._updates, self._done = "", updates, asyncio.Event()
-        self.listening = asyncio.ensure_future(page.app()(dict(SCOPE), self._receive, self._send))
+        self.received, self._unpacker = 0, zlib.decompressobj(16 + zlib.MAX_WBITS) if encoding == "gzip" else None
+        scope = {**SCOPE, "headers": [(b"accept-encoding", encoding.encode())]}
+        self.listening = asyncio.ensure_future(page.app()(scope, self._receive, self._send))
 
     async def _receive(self):
         await self._done.wait()
         return {"type": "http.disconnect"}
 
     async def _send(self, message):
-        self.text += message.get("body", b"").decode()
+        part = message.get("body", b"")
+        self.received += len(part)
+        self.text += (self._unpacker.decompress(part) if self._unpacker else part).decode()
         if self.text.count(": update") + self.text.count(": ping") >= self._updates:
             self._done.set()
 
@@ -201,8 +218,9 @@ class Browser:
                 await asyncio.sleep(0)
 
 
-async def test_updates_arrive_as_they_come(page, watching):
-    browser = Browser(page, 2)
+@pytest.mark.parametrize("encoding", ["identity", "gzip"])
+async def test_updates_arrive_as_they_come(page, watching, encoding):
+    browser = Browser(page, 2, encoding)
     while "retry" not in browser.text:
         await asyncio.sleep(0)
     await watching.look(1.0)
@@ -213,7 +231,8 @@ async def test_updates_arrive_as_they_come(page, watching):
     await browser.listening
     documents = [json.loads(line[6:]) for line in browser.text.splitlines() if line.startswith("data: ")]
     assert [document["version"] for document in documents] == [2, 3]
-    assert documents[1]["peers"][0]["loss"] == 1.25
+    assert documents[1]["peers"] == [{"peer_id": watching.members[0], "loss": 1.25}]
+    assert (browser.received < len(browser.text)) == (encoding == "gzip")
     assert browser.text.startswith("retry: 3000\n\n")
     assert page.listeners == 0
 

@@ -86,7 +86,7 @@ async def test_an_update_holds_changes_alone(watching):
     watching.watched.peer(watching.members[0], "alpha", loss=2.0)
     board = await watching.look(1.0)
     (row,) = board.newest.document["peers"]
-    assert (row["nickname"], row["loss"]) == ("alpha", 2.0)
+    assert row == {"peer_id": watching.members[0], "loss": 2.0}
     assert board.newest.document["version"] == board.version == 3
     watching.watched.report(watching.members[0], aborted(3, 104.0, "exchange", "x"))
     board = await watching.look()

@@ -40,6 +40,7 @@ from peer.run.local_rule import hook_of, kept_beside, rule_bytes
 from peer.run.resume import CHAIN_FILE, Resumed, read_resumed
 from peer.settings import PeerSettings
 from peer.train.compute import Compute, prepare
+from peer.train.compute_limit import ComputeLimit
 from peer.train.device import pick_device
 from peer.train.gradient import KeptGradient
 from peer.train.hook import StepHook
@@ -133,7 +134,8 @@ def assemble(
     if resumed is not None:
         sync.resume(resumed.state["progress"], resumed.tensors.get("second", {}))
     rate = rate_of(plan, sync, resumed is not None)
-    trainer = Trainer(model.train(), optimizer, inner, rate, hook=hook, compute=compute)
+    limit = ComputeLimit.of(recipe.straggler.timeout, device)
+    trainer = Trainer(model.train(), optimizer, inner, rate, hook=hook, compute=compute, limit=limit)
     return Peer(
         settings=settings, manifest=manifest, published=published, recipe=recipe, agent=agent, model=model,
         replica=shared.replica, optimizer=trainer.optimizer, trainer=trainer, text=text, sync=sync,
@@ -195,14 +197,9 @@ def _share(agent: AgentProcess, model: PreTrainedModel, recipe: Recipe, resumed:
 
 
 def _synchroniser(
-    agent: AgentConnection,
-    recipe: Recipe,
-    local: LocalAnchor,
-    optimizer: Optimizer,
-    limits: Limits,
-    on_message: Callable[[Message], None],
-    stopping: Callable[[], bool],
-) -> SwarmSync:
+    agent: AgentConnection, recipe: Recipe, local: LocalAnchor, optimizer: Optimizer, limits: Limits,
+    on_message: Callable[[Message], None], stopping: Callable[[], bool],
+) -> SwarmSync:  # fmt: skip
     parts: dict[str, Any] = {
         "agent": agent, "local": local, "limits": limits, "on_message": on_message,
         "on_drop": partial(reset_state, optimizer),

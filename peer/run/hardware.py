@@ -7,9 +7,11 @@ from dataclasses import replace
 import torch
 
 from peer.errors import UserError
+from peer.outer.recipe.resolve import resolve
 from peer.protocol.manifest import RunManifest
 from peer.settings import PeerSettings
 from peer.train.compute import Compute
+from peer.train.compute_limit import micro_batch_of
 from peer.train.device import pick_device
 from peer.train.memory import NO_RULE, Footprint, ModelSize, RuleBytes
 from peer.train.precision import Precision, allow_tf32, autocast
@@ -23,9 +25,9 @@ def check_hardware(settings: PeerSettings) -> None:
 
 def compute_of(settings: PeerSettings, manifest: RunManifest) -> Compute:
     """The choices of this peer; it makes no more sequences at a time than a step has."""
-    step = manifest.inner.batch_sequences
+    step, timeout = manifest.inner.batch_sequences, resolve(manifest.recipe).straggler.timeout
     return Compute(
-        micro_batch=min(step, settings.per_device_train_batch_size or step),
+        micro_batch=min(step, settings.per_device_train_batch_size or micro_batch_of(timeout, step)),
         auto_micro_batch=settings.auto_find_batch_size,
         precision=_precision(settings),
         compiled=settings.torch_compile,

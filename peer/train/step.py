@@ -16,6 +16,7 @@ from peer.protocol.manifest import InnerSpec
 from peer.system.clock import Clock
 from peer.train.batch import Batch
 from peer.train.compute import DEFAULT, Compute, is_compiled, is_out_of_memory, out_of_memory, uncompile
+from peer.train.compute_limit import ComputeLimit
 from peer.train.hook import StepHook
 from peer.train.loss import LanguageLoss
 from peer.train.optim import Optimizer, reset_state, state_is_finite
@@ -55,6 +56,7 @@ class Trainer:
         compute: how this peer computes; it changes no mathematics.
         hook: what the recipe adds.
         clock: seconds, monotonic.
+        limit: stops a step at its time limit.
 
     Attributes:
         precision: of matrix products.
@@ -68,6 +70,7 @@ class Trainer:
     def __init__(
         self, model: PreTrainedModel, optimizer: Optimizer, inner: InnerSpec, lr_at: Callable[[], float], *,
         compute: Compute = DEFAULT, hook: StepHook | None = None, clock: Clock = time.perf_counter,
+        limit: ComputeLimit | None = None,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
@@ -79,6 +82,7 @@ class Trainer:
         self._device, self._lr_at, self._clock = model.device, lr_at, clock
         self._loss = LanguageLoss(model, autocast(self._device, compute.precision), inner.router_loss)
         self._scale = LossScale() if compute.precision == "fp16" else None
+        self._limit, self._computed = limit, 0
         self._halve_on_out_of_memory = compute.auto_micro_batch
 
     def step(self, batch: Batch | Tensor) -> StepResult:
@@ -102,7 +106,7 @@ class Trainer:
             self.hook.after_step(rate)
         self.optimizer.zero_grad(set_to_none=True)
         self.hook.end(batch, rate)
-        tokens = 0 if skipped else batch.tokens
+        tokens = 0 if skipped else self._computed
         seconds = self._clock() - started
         return StepResult(
             loss=loss, tokens=tokens, grad_norm=norm, learning_rate=rate, seconds=seconds, skipped=skipped
@@ -151,8 +155,27 @@ class Trainer:
     def _accumulate(self, batch: Batch) -> Tensor:
         micro_batches = batch.micro_batches(self.micro_batch or len(batch.inputs_bt))
         scale = 1.0 if self._scale is None else self._scale.value
+        if self._limit is not None:
+            return self._accumulate_in_time(batch, micro_batches, self._limit, scale)
         losses = [self._loss.backward(micro.to(self._device), batch.tokens, scale) for micro in micro_batches]
+        self._computed = batch.tokens
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
+
+    def _accumulate_in_time(self, batch: Batch, micros: list[Batch], limit: ComputeLimit, scale: float) -> Tensor:
+        """The mean over the tokens of the micro-batches that end in time, of the first one at least."""
+        losses, self._computed = [], 0
+        limit.begin()
+        for micro in micros:
+            losses.append(self._loss.backward(micro.to(self._device), batch.tokens, scale))
+            self._computed += micro.tokens
+            if not limit.allows_another():
+                break
+        limit.end()
+        share = batch.tokens / max(1, self._computed)
+        for parameter in self.model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(share)
+        return torch.stack(losses).sum() * share
 
     def _halve(self, batch: Batch) -> bool:
         """Whether fewer sequences at a time may help."""

@@ -30,6 +30,8 @@ from peer.sim.learner.replica import Learner, SimReplica
 from peer.sim.learner.task import LanguageTask
 from peer.sim.round.contribution import CommittedRound, Contribution
 from peer.sim.world.scenario import PeerProfile
+from peer.train.compute import Compute
+from peer.train.compute_limit import ComputeLimit, micro_batch_of
 from peer.train.gradient import KeptGradient
 from peer.train.optim import build_optimizer
 from peer.train.replica import ModelReplica
@@ -84,7 +86,12 @@ class LockstepMember(TrainedMember):
         layout, rate = FlatLayout.of(model), shared_rate(self.manifest.inner, None)
         self.kept = KeptGradient(model, layout, scaled=recipe.accumulates)
         inner = recipe.inner_settings(self.manifest.inner)
-        self.trainer = Trainer(model, self.kept, inner, lambda: rate(self.round))
+        timeout = recipe.straggler.timeout
+        self.trainer = Trainer(
+            model, self.kept, inner, lambda: rate(self.round),
+            compute=Compute(micro_batch=micro_batch_of(timeout, inner.batch_sequences)),
+            limit=ComputeLimit.of(timeout, model.device),
+        )  # fmt: skip
         self.parameters = ModelReplica(layout, model)
         return LocalAnchor(memory, self.parameters, recipe.optimizer, recipe.late_merge, fragments)
 

@@ -79,6 +79,8 @@ def missing_on_a_swarm(recipe: Recipe) -> list[tuple[str, str]]:
             scheduled = not gossips and recipe.overlap_steps <= recipe.fewest_steps
     quorum = isinstance(recipe.straggler, Quorum) and recipe.payload == "delta" and not gossips
     waits = recipe.straggler == WaitAll() or (quorum and recipe.votes is None)
+    if (timeout := recipe.straggler.timeout) is not None:
+        waits = recipe.payload == "gradient" and timeout.normalise == "computed"
     able = {
         payload: spoken,
         ("exchange", "reduce"): recipe.exchange == "reduce" or not gossips,
@@ -86,7 +88,7 @@ def missing_on_a_swarm(recipe: Recipe) -> list[tuple[str, str]]:
         ("schedule", "every; with overlap_steps, strided or gradient-change: without gossip"): scheduled,
         ("merge", "carry, mix, elastic or eager"): not recipe.merge.second_iterate,
         ("topology", "all, groups or pairs"): gossips or isinstance(recipe.topology, AllPeers),
-        ("straggler", "wait, as rounds.straggler_wait_s says; or quorum, of deltas"): waits,
+        ("straggler", "wait, as rounds.straggler_wait_s says; quorum, of deltas; compute-timeout, of gradients"): waits,
         ("allocator", "even"): recipe.allocator == EvenSplit(),
     }
     return [key for key, can in able.items() if not can]

@@ -1,0 +1,80 @@
+"""Steps that stop at their time limit: what they learn from, what they weigh, and how the limit is chosen."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from peer.outer.policy.straggler import ComputeTimeout
+from peer.protocol.manifest import InnerSpec
+from peer.train.compute import Compute
+from peer.train.compute_limit import TIMED_STEPS, ComputeLimit, micro_batch_of
+from peer.train.step import Trainer
+from tests.train.tiny import tiny_model
+
+CPU = torch.device("cpu")
+
+
+class Ticking:
+    """A clock of which each micro-batch takes as long as its test says."""
+
+    def __init__(self, *seconds: float) -> None:
+        self.now, self.seconds = 0.0, list(seconds)
+
+    def __call__(self) -> float:
+        return self.now
+
+    def pass_one(self) -> None:
+        self.now += self.seconds.pop(0)
+
+
+def counted(limit: ComputeLimit, clock: Ticking, planned: int) -> int:
+    """Micro-batches of one step."""
+    limit.begin()
+    count, goes_on = 0, True
+    while goes_on and count < planned:
+        clock.pass_one()
+        count, goes_on = count + 1, limit.allows_another()
+    limit.end()
+    return count
+
+
+@pytest.mark.parametrize(("tau_s", "count"), [(0.1, 1), (1.9, 1), (2.0, 2), (3.9, 3), (4.0, 4), (1e9, 4)])
+def test_a_step_stops_before_the_micro_batch_that_would_end_too_late(tau_s: float, count: int) -> None:
+    clock = Ticking(*[1.0] * 4)
+    assert counted(ComputeLimit(ComputeTimeout(tau_s=tau_s), CPU, clock), clock, 4) == count
+
+
+def test_a_limit_is_chosen_from_measured_times_where_one_gains() -> None:
+    chosen = []
+    for slow in (1.0, 30.0):  # seconds of every 16th micro-batch
+        clock = Ticking(*([1.0] * 15 + [slow]) * 100)
+        limit = ComputeLimit(ComputeTimeout(tau_s=None), CPU, clock)
+        for _ in range(TIMED_STEPS + 1):
+            assert limit.tau_s is None
+            assert counted(limit, clock, 4) == 4
+            clock.now += 0.5
+        chosen.append(limit.tau_s)
+    assert chosen == [float("inf"), 3.0]
+
+
+def test_the_gradient_is_the_mean_over_what_was_computed_and_weighs_so_many_tokens() -> None:
+    rows = torch.randint(3, 200, (6, 9), generator=torch.Generator().manual_seed(1))
+    inner = InnerSpec(max_grad_norm=1e9)
+    gradients = []
+    for batch, limit in ((rows, ComputeLimit(ComputeTimeout(tau_s=1e-9), CPU)), (rows[:2], None)):
+        model = tiny_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+        trainer = Trainer(model, optimizer, inner, lambda: 1.0, compute=Compute(micro_batch=2), limit=limit)
+        result = trainer.step(batch)
+        assert result.tokens == 16
+        gradients.append([one - own.detach() for one, own in zip(before, model.parameters(), strict=True)])
+        gradients[-1].append(torch.tensor(result.loss))
+    for mine, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_a_step_is_cut_so_that_something_can_be_dropped() -> None:
+    assert [micro_batch_of(ComputeTimeout(tau_s=1.0), count) for count in (64, 8, 3)] == [8, 1, 1]
+    assert micro_batch_of(None, 64) == 64

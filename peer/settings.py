@@ -18,6 +18,7 @@ from pydantic.fields import FieldInfo
 
 from peer.errors import UserError, did_you_mean
 from peer.protocol.address import parse_host_address
+from peer.protocol.line_limits import ActiveHours
 from peer.protocol.manifest import Digest, Name
 from peer.protocol.problems import DEVICE_PATTERN, validation_message
 from peer.protocol.yaml_text import parse_yaml, read_limited
@@ -56,7 +57,8 @@ def _host_address(text: str) -> str:
         raise ValueError(f"{error.what}. {error.hint}") from None
 
 
-def _announced_address(text: str) -> str:
+def announced_address(text: str) -> str:
+    """The same, checked; raises ValueError."""
     if parse_host_address(_host_address(text)).port == 0:
         raise ValueError("port 0 cannot be dialled: announce the port that others reach")
     return text
@@ -75,9 +77,15 @@ def default_nickname(hostname: str, peer_id: str) -> str:
     return f"{host[: MAX_NICKNAME_CHARS - OWN_CHARS - 1] or 'peer'}-{end}"
 
 
+def _hours(text: str) -> str:
+    ActiveHours.parse(text)
+    return text
+
+
 Count = Annotated[int, BeforeValidator(_not_bool)]
 HostAddress = Annotated[str, AfterValidator(_host_address)]
-AnnouncedAddress = Annotated[str, AfterValidator(_announced_address)]
+AnnouncedAddress = Annotated[str, AfterValidator(announced_address)]
+Hours = Annotated[str, AfterValidator(_hours)]
 Texts = Annotated[tuple[str, ...], BeforeValidator(_as_list)]
 UserPath = Annotated[Path, AfterValidator(named_path)]
 HostAddresses = Annotated[tuple[HostAddress, ...], BeforeValidator(_as_list), AfterValidator(_not_empty)]
@@ -131,6 +139,13 @@ class PeerSettings(BaseModel):
     client_mode: bool | None = Field(
         None, description="run as a client that accepts no inbound connections; unset: auto-detect")
     direct: bool = Field(True, description="use direct TLS connections for large transfers")
+    max_upload_mbit: float | None = Field(
+        None, ge=1.0, description="Mbit/s that are sent at most, state for newcomers included; unset: no limit")
+    max_download_mbit: float | None = Field(None, ge=1.0, description="Mbit/s that are received at most")
+    monthly_traffic_gb: float | None = Field(
+        None, ge=1.0, description="GB a calendar month at most, sent and received together; unset: no limit")
+    active_hours: Hours | None = Field(
+        None, description="train and exchange only at these hours of local time, such as 22-8; unset: always")
     direct_port: Count = Field(0, ge=0, le=65535, description="TCP port for direct connections; 0: any free port")
 
 
@@ -261,36 +276,3 @@ def _default_text(field: FieldInfo) -> str:
     if isinstance(field.default, tuple):
         return " ".join(field.default)
     return str(field.default)
-
-
-def detect_direct_port(port: int, environ: Mapping[str, str]) -> int:
-    """The port at which others reach `port` of a rented machine; see `detect_announce_maddrs`."""
-    for prefix in ("VAST_TCP_PORT_", "RUNPOD_TCP_PORT_"):
-        mapped = environ.get(f"{prefix}{port}", "")
-        if port and mapped.isdecimal() and 0 < int(mapped) < 65536:
-            return int(mapped)
-    return port
-
-
-def detect_announce_maddrs(host_maddrs: tuple[str, ...], environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The public addresses of a rented machine whose provider maps ports and says so in the environment.
-
-    Vast.ai sets PUBLIC_IPADDR and VAST_TCP_PORT_<n>, RunPod RUNPOD_PUBLIC_IP and RUNPOD_TCP_PORT_<n>, where <n> is the
-    port inside the machine; so only listening addresses with a fixed TCP port can be found.
-
-    Raises:
-        UserError: the provider's variables do not make an address.
-    """
-    found = []
-    for host in map(parse_host_address, host_maddrs):
-        for ip_name, port_prefix in (("PUBLIC_IPADDR", "VAST_TCP_PORT_"), ("RUNPOD_PUBLIC_IP", "RUNPOD_TCP_PORT_")):
-            public_ip, port = environ.get(ip_name), environ.get(f"{port_prefix}{host.port}")
-            if host.transport != "tcp" or not public_ip or not port:
-                continue
-            kind = "ip6" if ":" in public_ip else "ip4"
-            try:
-                found.append(_announced_address(f"/{kind}/{public_ip}/tcp/{port}"))
-            except ValueError as error:
-                where = f"{ip_name}={public_ip!r} and {port_prefix}{host.port}={port!r}"
-                raise UserError(f"{where} do not make an address: {error}", "Set --announce-maddrs yourself.") from None
-    return tuple(dict.fromkeys(found))

@@ -10,12 +10,11 @@ from pydantic import ValidationError
 
 from peer.errors import UserError
 from peer.protocol.records import PeerRecord
+from peer.run.rented import detect_announce_maddrs, detect_direct_port
 from peer.settings import (
     PeerSettings,
     add_setting_flags,
     default_nickname,
-    detect_announce_maddrs,
-    detect_direct_port,
     known_settings,
     load_settings,
     setting_overrides,

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter
 
 from peer.outer.record import RoundRecord
+from peer.protocol.line_limits import LineLimits
 from peer.protocol.manifest import Digest, Name, Spec
 from peer.protocol.records import PeerRecord
 from peer.protocol.reports import TrainerFigures
@@ -37,6 +38,7 @@ class Start(Spec):
     client_mode: bool | None = None
     direct_port: int | None = 0
     mapped_port: int = 0
+    limits: LineLimits = LineLimits()
     restarted: bool = False
 
 

@@ -18,7 +18,8 @@ from packaging.specifiers import SpecifierSet
 
 from peer.errors import UserError
 from peer.protocol.address import PeerAddress
-from peer.settings import PeerSettings, detect_announce_maddrs
+from peer.run.rented import detect_announce_maddrs
+from peer.settings import PeerSettings
 from peer.system.clock import Clock
 from peer.system.finding import Finding, Level, checked
 from peer.system.output_files import check_output_folder

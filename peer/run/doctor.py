@@ -16,11 +16,10 @@ from pathlib import Path
 from peer.errors import UserError
 from peer.protocol.address import PeerAddress, parse_peer_address
 from peer.protocol.manifest import RunManifest
+from peer.run.rented import detect_announce_maddrs, detect_direct_port
 from peer.settings import (
     PeerSettings,
     add_setting_flags,
-    detect_announce_maddrs,
-    detect_direct_port,
     load_settings,
     setting_overrides,
 )

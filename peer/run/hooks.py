@@ -10,6 +10,7 @@ from peer.checkpoint.writer import CheckpointWriter
 from peer.data.batches import DataState
 from peer.link.messages import Anchor, LivePeers, Message, Notice, RoundEnded, Saved
 from peer.outer.record import RoundRecord
+from peer.protocol.line_limits import ActiveHours
 from peer.run.assemble import Peer
 from peer.run.checkpointing import Inner, Saving
 from peer.run.figures import TrainerReport
@@ -25,6 +26,7 @@ from peer.train.step import StepResult
 from peer.train.utilisation import Throughput, TimedBatches, flops_per_token, memory_used, peak_flops
 
 log = logging.getLogger(__name__)
+REST_POLL_S = 1.0
 
 
 def throughput_of(peer: Peer) -> Throughput:
@@ -57,6 +59,8 @@ class PeerHooks:
         end = peer.text.validation.document_end
         self.batches = TimedBatches((Batch.of(rows, end), state) for rows, state in peer.batches)
         self._throughput, self._report = throughput_of(peer), TrainerReport(peer)
+        hours = peer.settings.active_hours
+        self._hours = None if hours is None else ActiveHours.parse(hours)
         self._swarm_tokens = 0
         self._agent_starts = peer.agent.starts
         self.records: list[RoundRecord] = []
@@ -83,6 +87,15 @@ class PeerHooks:
             self.validate(settings.eval_sequences)
         if settings.save_steps and sync.step % settings.save_steps == 0:
             self._saving.ask_in_passing(sync.step)
+        if self._hours is not None and not self._hours.now():
+            self._rest(self._hours)
+
+    def _rest(self, hours: ActiveHours) -> None:
+        """Neither train nor exchange until this peer's hours come, or it is asked to stop."""
+        self._live.note(f"resting until the hours {self._peer.settings.active_hours} (active_hours)")
+        while not hours.now() and not self.stop_requested:
+            self._peer.sync.poll(timeout_s=REST_POLL_S)
+        self._live.note("these are active hours again; training on")
 
     def on_message(self, message: Message) -> None:
         """Messages of the agent that are not for the merge."""

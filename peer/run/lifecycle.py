@@ -24,9 +24,11 @@ from peer.run.card import write_card
 from peer.run.device_checks import device_finding, log_finding
 from peer.run.figures import SAMPLE_PROMPT
 from peer.run.hooks import PeerHooks
+from peer.run.limits import DOES_NOT_FIT, await_hours, limits_in_words, limits_of
+from peer.run.rented import detect_announce_maddrs, detect_direct_port
 from peer.run.resume import checkpoint_folder
 from peer.run.run_file import keep_manifest
-from peer.settings import PeerSettings, detect_announce_maddrs, detect_direct_port
+from peer.settings import PeerSettings
 from peer.system.exit_signals import ending_signals
 from peer.system.finding import Finding
 from peer.system.output_files import replace_file
@@ -89,6 +91,7 @@ def live(
             for finding in (*findings, device_finding(settings).require()):  # told before anything is dialled
                 log_finding(finding)
             start = _prepare(settings, addresses, identity_path)
+            await_hours(settings.active_hours)
             return _run(settings, start, agent, stop, console, guard)
         except KeyboardInterrupt:
             log.warning("stopped %s", "in the middle of the end" if stop.draining else "before the first step")
@@ -114,6 +117,7 @@ def _prepare(settings: PeerSettings, addresses: Sequence[PeerAddress], identity_
         client_mode=settings.client_mode,
         direct_port=settings.direct_port if settings.direct else None,
         mapped_port=detect_direct_port(settings.direct_port, os.environ),
+        limits=limits_of(settings),
     )
 
 
@@ -166,6 +170,8 @@ def _arrive(
     if manifest.tokenizer.files:
         agent.expect(TokenizerFetched, STATE_TIMEOUT_S)
     peer = assemble(settings, start, published, plan, agent, receive, stopping)
+    for line in limits_in_words(start.limits, plan, peer.mapped.numel):
+        log.log(logging.WARNING if DOES_NOT_FIT in line else logging.INFO, "%s", line)
     agent.send(peer.mapped)
     log.info("model of %s parameters is built; fetching the swarm's state", f"{peer.mapped.numel:,}")
     anchor: Anchor = agent.expect(Anchor, STATE_TIMEOUT_S)

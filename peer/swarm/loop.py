@@ -73,7 +73,7 @@ class RoundLoop(ABC, Generic[Store]):
 
     def taking_part(self) -> bool:
         """Whether this peer makes rounds now."""
-        return self.joined and not self.finished and not self.leaving
+        return self.joined and not self.finished and not self.leaving and not self._node.resting
 
     @abstractmethod
     def on_return(self, peer_id: str) -> None:
@@ -98,6 +98,13 @@ class RoundLoop(ABC, Generic[Store]):
     @abstractmethod
     async def _after(self, record: RoundRecord) -> None:
         """Draw the consequences of a round, of which the trainer has been told."""
+
+    async def _rest(self) -> None:
+        """Return when this peer exchanges again."""
+        self._directory.announce_soon()
+        while self._node.resting and not self.leaving:
+            await asyncio.sleep(self._node.timing.recheck_s)
+        self._directory.announce_soon()
 
     def _enter(self, contributed: int | None) -> None:
         """The state is valid: hand it to the trainer; `contributed` is the snapshot of this peer that went into it."""

@@ -32,6 +32,7 @@ from peer.link.messages import (
 from peer.outer.recipe.plan import RunPlan
 from peer.outer.state.outer_state import OuterState
 from peer.protocol.identity_work import IdentityWork
+from peer.protocol.line_limits import LineLimits
 from peer.protocol.manifest import RunManifest
 from peer.protocol.records import PeerRecord
 from peer.settings import default_nickname
@@ -48,6 +49,7 @@ from peer.swarm.loop import RunContext
 from peer.swarm.net.daemon import NodeConfig
 from peer.swarm.net.directory import Directory
 from peer.swarm.net.identity_work import solved
+from peer.swarm.net.line import Line
 from peer.swarm.net.manifests import ManifestSearch, publish_manifest
 from peer.swarm.net.node import Node
 from peer.swarm.net.node_start import start_node
@@ -73,6 +75,8 @@ class AgentSession:
         """Serve until the trainer stops the agent, or disappears; -> exit code."""
         start: Start = await self._channel.expect(Start)
         node = await start_node(_node_config(start))
+        if start.limits != LineLimits():
+            node.line = Line(start.limits, Path(start.directory))
         closed = asyncio.ensure_future(node.closed())
         serving = asyncio.ensure_future(self._serve(node, start))
         done, _ = await asyncio.wait({closed, serving}, return_when=asyncio.FIRST_COMPLETED)
@@ -84,6 +88,8 @@ class AgentSession:
             return serving.result()
         finally:
             await asyncio.wait({asyncio.ensure_future(node.close())}, timeout=node.timing.close_timeout_s)
+            if node.line is not None:
+                node.line.close()
 
     async def _serve(self, node: Node, start: Start) -> int:
         found = await ManifestSearch(node, start.run_id).run()
@@ -240,7 +246,7 @@ class AgentSession:
         return PeerRecord(
             run_id=self._run_id,
             nickname=self._nickname,
-            state="finished" if ended else "training" if rounds.joined else "joining",
+            state="finished" if ended else "training" if rounds.joined and not node.resting else "joining",
             round=position.round,
             lineage_id=position.lineage_id,
             lineage_weight=position.weight,

@@ -106,7 +106,9 @@ class GossipRounds(RoundLoop[LocalStateStore]):
         """Rounds until the run ends or the peer leaves."""
         while not self.leaving and not self.finished:
             self.slot.work.clear()
-            if self.slot.due is None:
+            if self._node.resting:
+                await self._rest()
+            elif self.slot.due is None:
                 await self.slot.work.wait()
             elif 1 + len(self._live()) < self._manifest.rounds.min_group:
                 await self._wait_for_peers(self.slot.due)

@@ -17,7 +17,7 @@ from peer.swarm.net.node import Node
 from peer.swarm.net.stream import StreamClosedError
 from peer.swarm.runtime.tasks import cancel_and_wait
 
-UNHURRIED_S = 1e9  # as long as a leader waits that asks no peer to contribute before it is due
+UNHURRIED = 1e9  # seconds: as long as a leader waits that asks no peer to contribute before it is due
 
 
 class Leader:
@@ -148,7 +148,7 @@ class Leader:
             self._invited, self._invited_for = {}, position
         expected = [peer_id for peer_id in self._membership.expected() if peer_id not in self._lobby]
         left = self._rounds.straggler_wait_s - (self._clock() - self._lobby.window_start(started))
-        left = left if self._pace.hurries else UNHURRIED_S
+        left = left if self._pace.hurries else UNHURRIED
         for peer_id in expected:
             if peer_id not in self._invited:
                 self._invited[peer_id] = asyncio.ensure_future(self._invites.send(peer_id, max(0.0, left)))

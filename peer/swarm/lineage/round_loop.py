@@ -146,6 +146,10 @@ class LineageRounds(RoundLoop[StateStore]):
     async def _go_round(self) -> None:
         while not self.leaving and not self.finished:
             await self._wait_for_work()
+            if self._node.resting:
+                await self._exchange.dissolve(RoundAborted("match", "this peer rests"), tell=True)
+                await self._rest()
+                continue
             if self._fork_choice.donors():
                 await self.slot.merged.wait()
                 if await self._fork_choice.catch_up():
@@ -160,7 +164,7 @@ class LineageRounds(RoundLoop[StateStore]):
 
     async def _wait_for_work(self) -> None:
         self.slot.work.clear()
-        while self.slot.due is None and not self._fork_choice.donors():
+        while self.slot.due is None and not self._fork_choice.donors() and not self._node.resting:
             await self._look_back()
             self._retry.settle()
             try:

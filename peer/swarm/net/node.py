@@ -23,6 +23,7 @@ from peer.protocol.identity import Identity
 from peer.protocol.records import HOST_PATTERN, MAX_HOST_ADDRESSES
 from peer.swarm.net.daemon import NodeConfig, stop_daemon
 from peer.swarm.net.direct import DirectTransport
+from peer.swarm.net.line import Line
 from peer.swarm.net.pipe import ZeroCopyProtocol
 from peer.swarm.net.record_store import RecordStore
 from peer.swarm.net.stream import FrameStream, StreamClosedError, StreamTimeoutError, Traffic
@@ -55,6 +56,7 @@ class Node:
         announced: where others say that they listen, by peer id.
         direct: direct connections for large transfers; None: there are none.
         records: what this node holds of the DHT; None: it has no DHT.
+        line: the limits that a person has set for this machine; None: there are none.
         clock: by which this peer measures time: seconds, those among them in which the machine was suspended.
     """
 
@@ -71,6 +73,7 @@ class Node:
     refuses: Callable[[str], bool] = lambda _: False
     direct: DirectTransport | None = None
     records: RecordStore | None = None
+    line: Line | None = None
     clock: Clock = boot_clock
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _trouble: str = ""
@@ -81,6 +84,11 @@ class Node:
     @property
     def peer_id(self) -> str:
         return self.identity.peer_id
+
+    @property
+    def resting(self) -> bool:
+        """Whether it opens and serves no streams, at these hours."""
+        return self.line is not None and self.line.resting
 
     @property
     def timing(self) -> Timing:
@@ -135,11 +143,11 @@ class Node:
 
     async def accept(self, remote: str, name: str, pipe: ZeroCopyProtocol) -> None:
         """Serve one stream that another peer has opened, through libp2p or directly."""
-        if name not in self._handlers or self.refuses(remote):
+        if name not in self._handlers or self.resting or self.refuses(remote):
             pipe.close()
             return
         purpose, handler = self._handlers[name]
-        stream = FrameStream(remote, pipe, self.traffic[purpose])
+        stream = FrameStream(remote, pipe, self.traffic[purpose], self.line)
         try:
             with self._streams.of(remote) as admitted:
                 if not admitted:
@@ -170,11 +178,13 @@ class Node:
         Args:
             bulk: more than BULK_BYTES will be sent: take a direct connection where there is one.
         """
+        if self.resting:
+            raise StreamClosedError(peer_id, "this peer rests at these hours")
         try:
             pipe = await asyncio.wait_for(self._call(peer_id, name, bulk), timeout_s or self.timing.open_timeout_s)
         except (TimeoutError, P2PDaemonError, OSError, asyncio.IncompleteReadError, ValueError) as error:
             raise StreamClosedError(peer_id, f"cannot be reached: {in_words(error)}") from None
-        return FrameStream(peer_id, pipe, self.traffic.setdefault(purpose, Traffic()))
+        return FrameStream(peer_id, pipe, self.traffic.setdefault(purpose, Traffic()), self.line)
 
     async def _call(self, peer_id: str, name: str, bulk: bool) -> ZeroCopyProtocol:
         while not self.client and peer_id in self.clients and peer_id not in await self.connected():

@@ -12,6 +12,7 @@ from peer.errors import AtollError, ProtocolError
 from peer.protocol.manifest import Spec
 from peer.protocol.records import dump_json, parse_json
 from peer.protocol.wire import HEADER_BYTES, MAX_MESSAGE_BYTES, Kind, pack_header, unpack_header
+from peer.swarm.net.line import PIECE_BYTES, Line
 from peer.swarm.net.pipe import ZeroCopyProtocol
 
 WRITE_BYTES = 256 * 1024
@@ -48,15 +49,16 @@ class FrameStream:
 
     Args:
         remote: the other end's peer id; libp2p has verified it in its handshake.
+        line: the limits of this machine, if a person has set some.
 
     Attributes:
         sending: in the middle of a frame; true for ever once a frame was given up half-way.
         spoke: this end has said something.
     """
 
-    def __init__(self, remote: str, pipe: ZeroCopyProtocol, traffic: Traffic) -> None:
+    def __init__(self, remote: str, pipe: ZeroCopyProtocol, traffic: Traffic, line: Line | None = None) -> None:
         self.remote, self.traffic = remote, traffic
-        self._pipe = pipe
+        self._pipe, self._line = pipe, line
         self.sending = self.spoke = False
 
     @property
@@ -82,18 +84,23 @@ class FrameStream:
 
     async def _send(self, kind: Kind, body: bytes | bytearray | memoryview, between: Between | None) -> None:
         view, length = memoryview(body), len(body)
+        step = WRITE_BYTES if self._line is None else PIECE_BYTES
         self.sending = self.spoke = True
         try:
             header = pack_header(kind, length)
+            if self._line is not None:
+                await self._line.sending(HEADER_BYTES + min(length, step))
             if length <= SMALL_BYTES:  # one record of TLS
                 self._pipe.write(header + view)
             else:  # the header with the first slice: the reader wakes once
-                self._pipe.write(header, view[:WRITE_BYTES])
+                self._pipe.write(header, view[:step])
             await self._pipe.drain()
-            for start in range(WRITE_BYTES, length, WRITE_BYTES):
+            for start in range(step, length, step):
                 if between is not None:
                     await between()
-                self._pipe.write(view[start : start + WRITE_BYTES])
+                if self._line is not None:
+                    await self._line.sending(min(step, length - start))
+                self._pipe.write(view[start : start + step])
                 await self._pipe.drain()
         except (OSError, RuntimeError) as error:
             raise StreamClosedError(self.remote, f"stream broke while sending: {error}") from None
@@ -137,7 +144,12 @@ class FrameStream:
 
     async def receive_body(self, out: memoryview) -> None:
         """The body after `receive_header`, into `out`, which has its length. Raises StreamClosedError."""
-        await self._read(out)
+        if self._line is None:
+            await self._read(out)
+        else:
+            for start in range(0, len(out), PIECE_BYTES):
+                await self._read(out[start : start + PIECE_BYTES])
+                await self._line.received(min(PIECE_BYTES, len(out) - start))
         self.traffic.received += HEADER_BYTES + len(out)
 
     async def _read(self, out: memoryview) -> None:

@@ -87,6 +87,7 @@ HostAddress = Annotated[str, AfterValidator(_host_address)]
 AnnouncedAddress = Annotated[str, AfterValidator(announced_address)]
 Hours = Annotated[str, AfterValidator(_hours)]
 Texts = Annotated[tuple[str, ...], BeforeValidator(_as_list)]
+Trackers = Annotated[tuple[Literal["wandb", "trackio", "tensorboard"], ...], BeforeValidator(_as_list)]
 UserPath = Annotated[Path, AfterValidator(named_path)]
 HostAddresses = Annotated[tuple[HostAddress, ...], BeforeValidator(_as_list), AfterValidator(_not_empty)]
 AnnouncedAddresses = Annotated[tuple[AnnouncedAddress, ...], BeforeValidator(_as_list)]
@@ -132,6 +133,11 @@ class PeerSettings(BaseModel):
     eval_sequences: Count = Field(32, ge=1, le=1_000_000, description="validation sequences used each time")
     logging_steps: Count = Field(10, ge=1, description="steps between log lines")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="lowest level that is logged")
+    report_to: Trackers = Field(
+        (), description="also send metrics to these: wandb, trackio, tensorboard (pip install 'atoll[wandb]')")
+    run_name: str | None = Field(
+        None, min_length=1, max_length=128, description="name of this peer there; unset: its nickname")
+    project: str = Field("atoll", min_length=1, max_length=128, description="project there; peers of a run are a group")
     report: UserPath | None = Field(None, description="JSON file for the final figures")
     json_lines: bool = Field(False, alias="json", description="print log lines as JSON instead of the live table")
     run_id: Digest | None = Field(None, description="join only this run; unset: any")

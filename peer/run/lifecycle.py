@@ -35,6 +35,7 @@ from peer.system.output_files import replace_file
 from peer.telemetry.console import LiveSwarm, setup_logging
 from peer.telemetry.course import Course
 from peer.telemetry.metrics import MetricsFile, finite_json
+from peer.telemetry.trackers import RunLabels, Trackers
 from peer.telemetry.write_guard import WriteGuard
 from peer.train.device import set_threads
 from peer.train.evaluate import sample_text
@@ -132,7 +133,12 @@ def _run(
     manifest, published = peer.manifest, peer.published
     with guard.writing("the run's manifest"):
         keep_manifest(checkpoint_folder(settings.output_dir, manifest.run_id), manifest)
-    metrics = MetricsFile(settings.output_dir / "metrics.jsonl", guard)
+    labels = RunLabels(
+        project=settings.project, name=settings.run_name or published.nickname, group=manifest.run_id,
+        folder=settings.output_dir, config=published.manifest,
+    )  # fmt: skip
+    trackers = Trackers(settings.report_to, labels)
+    metrics = MetricsFile(settings.output_dir / "metrics.jsonl", guard, follow=trackers.take)
     metrics.write(
         "start", peer_id=published.peer_id, nickname=published.nickname, run_id=manifest.run_id, round=anchor.round
     )
@@ -148,7 +154,9 @@ def _run(
         table.note(f"training from round {anchor.round}")
         train(peer.trainer, hooks.batches, peer.sync, hooks)
         peer.text.corpus.close()
-        return _wind_down(peer, hooks, metrics, anchor.round)
+        code = _wind_down(peer, hooks, metrics, anchor.round)
+    trackers.close()
+    return code
 
 
 def _arrive(

@@ -8,6 +8,7 @@ import logging
 import math
 import re
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from peer.system.clock import Clock
 from peer.telemetry.lines import LinesFile, rotated
 from peer.telemetry.write_guard import WriteGuard
 
+Follow = Callable[[str, Mapping[str, Any]], None]
 REDACTED = "[redacted]"
 MAX_MESSAGE_CHARS = 4000
 MAX_BYTES = 64 * 2**20  # of one file; two full ones stay
@@ -36,19 +38,22 @@ class MetricsFile:
         path: created if absent, else continued.
         guard: is told of every problem, such as a full disk; none is raised.
         clock: unix seconds, for the field `time` of each event.
+        follow: is told of each event, too.
     """
 
     def __init__(
-        self, path: Path, guard: WriteGuard | None = None, clock: Clock = time.time
+        self, path: Path, guard: WriteGuard | None = None, clock: Clock = time.time, follow: Follow | None = None
     ) -> None:
         self.path = path
-        self._clock = clock
+        self._clock, self._follow = clock, follow
         self._lines = LinesFile(path, MAX_BYTES, KEEP, guard)
 
     def write(self, event: str, **fields: Any) -> None:
         """Append one event. Floats that are not finite become null, since JSON has no word for them."""
         document = {"event": event, "time": self._clock(), **fields}
         self._lines.append(json.dumps(finite_json(document), separators=(",", ":")).encode())
+        if self._follow is not None:
+            self._follow(event, fields)
 
     def close(self) -> None:
         self._lines.close()

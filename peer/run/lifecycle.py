@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import signal
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import transformers
 from rich.console import Console
 
-from peer.checkpoint.export import export_model
 from peer.errors import UserError
 from peer.link.messages import Anchor, Message, Published, Start, Stop, Stopped, TokenizerFetched
 from peer.link.supervisor import AgentGoneError, AgentProcess
 from peer.protocol.address import PeerAddress
 from peer.run.assemble import Peer, assemble, plan_of
-from peer.run.card import write_card
 from peer.run.device_checks import device_finding, log_finding
 from peer.run.figures import SAMPLE_PROMPT
+from peer.run.final_report import export, report_of, write_report
 from peer.run.hooks import PeerHooks
 from peer.run.limits import DOES_NOT_FIT, await_hours, limits_in_words, limits_of
 from peer.run.rented import detect_announce_maddrs, detect_direct_port
@@ -31,10 +27,9 @@ from peer.run.run_file import keep_manifest
 from peer.settings import PeerSettings
 from peer.system.exit_signals import ending_signals
 from peer.system.finding import Finding
-from peer.system.output_files import replace_file
 from peer.telemetry.console import LiveSwarm, setup_logging
 from peer.telemetry.course import Course
-from peer.telemetry.metrics import MetricsFile, finite_json
+from peer.telemetry.metrics import MetricsFile
 from peer.telemetry.trackers import RunLabels, Trackers
 from peer.telemetry.write_guard import WriteGuard
 from peer.train.device import set_threads
@@ -215,7 +210,7 @@ def _wind_down(peer: Peer, hooks: PeerHooks, metrics: MetricsFile, joined_at: in
             hooks.validate(peer.settings.eval_sequences)
         peer.replica.write(peer.sync.result)
         sample = sample_text(peer.model, peer.text.tokenizer, SAMPLE_PROMPT, SAMPLE_TOKENS, peer.manifest.seed)
-        export_path = _export(peer, hooks)
+        export_path = export(peer, hooks)
     try:
         stopped = peer.agent.expect(Stopped, DRAIN_S if interrupted else LINGER_S + 5.0)
     except UserError as error:
@@ -224,85 +219,10 @@ def _wind_down(peer: Peer, hooks: PeerHooks, metrics: MetricsFile, joined_at: in
     missing += ["the exported model"] if export_path is None and not interrupted else []
     reason = peer.sync.goal or "stopped"
     metrics.write("end", reason=reason)
-    report = _report(peer, hooks, stopped, joined_at, export_path, sample)
-    if peer.settings.report is not None and not _write_report(peer.settings.report, {**report, "reason": reason}):
+    report = report_of(peer, hooks, stopped, joined_at, export_path, sample)
+    if peer.settings.report is not None and not write_report(peer.settings.report, {**report, "reason": reason}):
         missing.append("the report")
     log.info("left at round %d (%s)", peer.sync.round, reason)
     if missing:
         log.error("not written: %s; the reasons are above", ", ".join(missing))
     return 1 if missing else 0
-
-
-def _export(peer: Peer, hooks: PeerHooks) -> Path | None:
-    """What the run yields as a Hugging Face model under `export`, or `export-2`, ... when that is taken."""
-    base = peer.settings.output_dir / "export"
-    path, number = base, 1
-    while path.exists():
-        number += 1
-        path = base.with_name(f"export-{number}")
-    try:
-        return export_model(peer.model, peer.text.tokenizer, path, partial(_write_card, peer, hooks))
-    except (UserError, OSError) as error:
-        log.error("the model was not exported: %s", error)
-        return None
-
-
-def _write_card(peer: Peer, hooks: PeerHooks, folder: Path) -> None:
-    sync, losses = peer.sync, [loss for _, loss in hooks.validation]
-    members = {name for record in hooks.records if record.status == "committed" for name in record.members}
-    write_card(folder, peer.manifest, {
-        "round": f"{sync.round:,}", "lineage": f"`{sync.memory.head.lineage_id}`" if sync.memory.head else None,
-        "tokens": f"{sync.swarm_tokens:,} in committed rounds", "peers": f"{len(members)} in the rounds of this one",
-        "validation loss": f"{losses[0]:.4f}, then {losses[-1]:.4f}" if losses else None,
-    })  # fmt: skip
-
-
-def _report(
-    peer: Peer, hooks: PeerHooks, stopped: Stopped | None, joined_at: int, export_path: Path | None, sample: str
-) -> dict[str, Any]:
-    sync, records = peer.sync, hooks.records
-    losses = [loss for _, loss in hooks.validation]
-    aborted = [record for record in records if record.status == "aborted" and not record.alone]
-    head = sync.memory.head
-    return {
-        "id": peer.published.peer_id,
-        "nickname": peer.published.nickname,
-        "run_id": peer.manifest.run_id,
-        "round": sync.round,
-        "lineage_id": head.lineage_id if head else None,
-        "state_digest": stopped.state_digest if stopped else (head.state_digest if head else None),
-        "tokens": sync.tokens,
-        "steps": sync.step,
-        "joined_at_round": joined_at,
-        "rounds_committed": sum(record.status == "committed" for record in records),
-        "rounds_alone": sum(record.status == "committed" and len(record.members) == 1 for record in records),
-        "rounds_aborted": len(aborted),
-        "bytes_sent": stopped.round_bytes_sent if stopped else sum(record.bytes_sent for record in records),
-        "bytes_received": stopped.round_bytes_received if stopped else sum(record.bytes_received for record in records),
-        "state_bytes_sent": stopped.state_bytes_sent if stopped else None,
-        "state_bytes_received": stopped.state_bytes_received if stopped else None,
-        "seconds_waiting": sync.seconds_waiting,
-        "seconds_training": hooks.seconds_training,
-        "skipped_steps": peer.trainer.skipped_steps,
-        "loss_spikes": peer.trainer.spikes.count,
-        "numel": peer.mapped.numel,
-        "val_loss_first": losses[0] if losses else None,
-        "val_loss_last": losses[-1] if losses else None,
-        "sample": sample,
-        "export_path": str(export_path) if export_path else None,
-        "agent_starts": peer.agent.starts,
-        "aborts": [
-            {"round": record.round, "phase": record.phase, "reason": record.reason, "culprit": record.culprit}
-            for record in aborted
-        ],
-    }
-
-
-def _write_report(path: Path, document: dict[str, Any]) -> bool:
-    """Whether it is written."""
-    try:
-        replace_file(path, (json.dumps(finite_json(document), indent=2) + "\n").encode())
-    except OSError as error:
-        log.error("cannot write the report %s: %s", path, error.strerror)
-        return False
-    return True

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 log = logging.getLogger(__name__)
 MAX_WAITING = 512  # metrics that a slow tracker has not taken
-CLOSE_S = 8.0
+CLOSE_S = 10.0
 MAX_ERROR_CHARS = 200
 Values = Mapping[str, float]
 
@@ -52,7 +52,7 @@ class Wandb:
         wandb = importlib.import_module("wandb")
         self._run = wandb.init(
             project=labels.project, name=labels.name, group=labels.group, dir=str(labels.folder),
-            config=dict(labels.config),
+            config=dict(labels.config), settings={"silent": True},  # it would write into the live table
         )  # fmt: skip
 
     def log(self, values: Values, step: int) -> None:

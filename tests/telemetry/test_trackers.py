@@ -138,7 +138,7 @@ def test_wandb_and_trackio_hear_project_name_and_group(monkeypatch, labels, tmp_
         tracker.log({"train/loss": 1.0}, 4)
         tracker.close()
     shared = {"project": "atoll", "name": "mine", "config": {"seed": 3}}
-    assert begun == [{**shared, "group": "ab" * 32, "dir": str(tmp_path)}, shared]
+    assert begun == [{**shared, "group": "ab" * 32, "dir": str(tmp_path), "settings": {"silent": True}}, shared]
     assert fake.told == [({"train/loss": 1.0}, 4)] * 2
     assert fake.closed
 

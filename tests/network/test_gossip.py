@@ -56,6 +56,31 @@ def test_pairs_come_closer_survive_a_kill_and_take_in_a_newcomer(make_swarm: Mak
     swarm.drive(lambda: pairs_since([late], {"late": 0}), 90.0)
 
 
+@pytest.mark.long
+def test_neighbours_on_a_ring_come_closer_with_a_second_iterate_through_a_kill_and_with_a_newcomer(
+    make_swarm: MakeSwarm,
+) -> None:
+    swarm = make_swarm(steps=1, wait=1.0, recipe="name: a2cid2, aggregator: mean")
+    swarm.bootstrap()
+    members = swarm.add("a", "b", "c", "d")  # on a ring of three nothing is accelerated
+    began = counted(members)
+    swarm.drive(lambda: pairs_since(members, began))
+    apart = spread(members)
+    ahead = [member.sync.memory.buffers[0] for member in members if member.sync is not None]
+    assert all(float(buffer.norm()) > 0.0 for buffer in ahead)
+    for member in members:
+        member.push.zero_()
+    swarm.drive(lambda: spread(members) < 0.1 * apart and max(float(buffer.abs().max()) for buffer in ahead) < apart)
+
+    members.pop().kill()
+    began = counted(members)
+    swarm.drive(lambda: pairs_since(members, began), 90.0)
+    (late,) = swarm.add("late")
+    swarm.drive(lambda: pairs_since([late], {"late": 0}), 90.0)
+    late.push.zero_()
+    swarm.drive(lambda: spread([*members, late]) < 0.1 * apart)
+
+
 def test_groups_of_two_bring_four_trainers_to_one_point(make_swarm: MakeSwarm) -> None:
     swarm = make_swarm(steps=4, wait=2.0, recipe=GROUPS)
     swarm.bootstrap()

@@ -1,9 +1,10 @@
-"""The average of anchors that a run yields, beside another outer optimizer."""
+"""What is kept in a buffer beside another outer optimizer: the average of anchors, the second iterate of A2CiD2."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,3 +48,18 @@ class Averaged(OuterOptimizer):
     def result(self, anchor: Tensor, buffers: Sequence[Tensor], rounds: int) -> Tensor:
         """See `OuterOptimizer.result`; at genesis the anchor."""
         return anchor if rounds == 0 else buffers[-1] / (1.0 - self.decay**rounds)
+
+
+@dataclass(frozen=True)
+class WithSecond(OuterOptimizer):
+    """Another optimizer, with one more buffer that it leaves alone: how far the second iterate of A2CiD2 is ahead."""
+
+    base: OuterOptimizer
+
+    @property
+    def initial_values(self) -> tuple[float, ...]:
+        """Those of the base, and a difference of zero."""
+        return (*self.base.initial_values, 0.0)
+
+    def step(self, *_: Any, **__: Any) -> None:
+        raise AssertionError("peers that mix parameters make no outer step")

@@ -14,7 +14,7 @@ from peer.outer.aggregate.base import Aggregator, Mean
 from peer.outer.compress.base import Codec
 from peer.outer.compress.feedback import ErrorFeedback
 from peer.outer.compress.registry import COMPRESSORS, codec
-from peer.outer.optim.averaged import Averaged
+from peer.outer.optim.averaged import Averaged, WithSecond
 from peer.outer.optim.every_step import every_step
 from peer.outer.optim.optimizers import OuterOptimizer, Sgd
 from peer.outer.policy.backup import Backup
@@ -98,7 +98,9 @@ class Recipe:
 
     @property
     def optimizer(self) -> OuterOptimizer:
-        """The outer optimizer with the average of anchors around it, where there is one."""
+        """The outer optimizer with the average of anchors around it, or the second iterate, where there is one."""
+        if self.merge.second_iterate:
+            return WithSecond(self.outer)
         return Averaged(base=self.outer, decay=self.average) if self.average else self.outer
 
     def inner_settings(self, inner: InnerSpec) -> InnerSpec:
@@ -149,7 +151,7 @@ class Recipe:
     @property
     def late_merge(self) -> MergeRule:
         """How a trainer that never waits takes up a round: in place of the anchor alone, with the steps made since."""
-        return Carry() if self.merge == Mix(alpha=0.0) else self.merge
+        return Carry() if self.merge == Mix(alpha=0.0) or self.merge.second_iterate else self.merge
 
     @property
     def votes(self) -> GradientChange | None:

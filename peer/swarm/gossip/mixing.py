@@ -7,6 +7,7 @@ the same state, bit for bit.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -22,7 +23,7 @@ from peer.outer.optim.optimizers import Vectors
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.record import Drop
 from peer.outer.round import RoundAborted
-from peer.outer.state.gossip_mixing import drift, move_
+from peer.outer.state.gossip_mixing import drift, mix_, move_, pair_
 from peer.outer.state.outer_state import OuterState
 from peer.swarm.round.strategy import blamed
 
@@ -42,10 +43,15 @@ class Mixing:
 
     def __init__(self, recipe: Recipe, state: OuterState) -> None:
         self._recipe, self._state, self._sender = recipe, state, state.wire.sender(recipe.feedback)
-        self._deltas = recipe.payload == "delta"
+        self._deltas, self._acceleration = recipe.payload == "delta", Acceleration()
         self.slices = state.wire.slices(1, 0)
         anchors = [_ANCHORS.wire_bytes(stop - start) if self._deltas else 0 for start, stop in self.slices]
         self.sizes = [sum(both) for both in zip(state.wire.contributed_bytes(1, 0), anchors, strict=True)]
+
+    def accelerate(self, rounds: int, peers: int) -> None:
+        """So many rounds after the last one, among so many peers, the next one begins; see `Acceleration`."""
+        if self._recipe.merge.second_iterate:
+            self._acceleration = Acceleration(float(rounds), *self._recipe.acceleration(peers))
 
     def encode(self, index: int, snapshot: Tensor) -> bytes:
         """One frame of this peer's contribution.
@@ -54,8 +60,11 @@ class Mixing:
             RoundAborted: the local parameters hold NaN or infinity.
         """
         (start, stop), anchor = self.slices[index], self._state.anchor
+        source, own = Source(snapshot, anchor if self._deltas else None), (start, stop)
+        if self._recipe.merge.second_iterate:
+            source, own = Source(self._acceleration.flow(self._state, snapshot, *own)[0], None), (0, stop - start)
         try:
-            payload = self._sender.encode(Source(snapshot, anchor if self._deltas else None), start, stop, 0)
+            payload = self._sender.encode(source, *own, 0)
         except NonFiniteError as error:
             raise RoundAborted("exchange", str(error)) from None
         return b"".join((payload, _ANCHORS.encode(anchor[start:stop]) if self._deltas else b""))
@@ -76,7 +85,29 @@ class Mixing:
         Args:
             members, weights: in the order in which all add up.
         """
-        return Mixture(self._recipe, self._state, round, members, weights, me, snapshot)
+        return Mixture(self._recipe, self._state, round, members, weights, me, snapshot, self._acceleration)
+
+
+@dataclass(frozen=True)
+class Acceleration:
+    """A2CiD2 (arXiv 2306.08289, algorithm 1): what its second iterate does to a peer's parameters.
+
+    Attributes:
+        rounds: since the two flowed together last.
+        eta: how fast they do.
+        alpha_tilde: of the difference between two peers, by which the second one moves.
+    """
+
+    rounds: float = 0.0
+    eta: float = 0.0
+    alpha_tilde: float = 0.0
+
+    def flow(self, state: OuterState, snapshot: Tensor, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Elements [start, stop) of both iterates, new, once they have flowed together; steps move both alike."""
+        x = snapshot[start:stop].clone()
+        second = state.buffers[-1][start:stop] + x
+        mix_(x, second, self.eta, self.rounds)
+        return x, second
 
 
 class Mixture:
@@ -84,13 +115,14 @@ class Mixture:
 
     def __init__(
         self, recipe: Recipe, state: OuterState, round: int, members: Sequence[str], weights: Sequence[int], me: int,
-        snapshot: Tensor,
+        snapshot: Tensor, acceleration: Acceleration,
     ) -> None:
         self._recipe, self._state, self._wire = recipe, state, state.wire
         self._round, self._members, self._me, self._snapshot = round, members, me, snapshot
         self._deltas = recipe.payload == "delta"
         self._aggregation = Aggregation(recipe.aggregator, list(weights) if self._deltas else [1] * len(members))
-        self._result = torch.empty(state.numel)
+        self._acceleration, self._result = acceleration, torch.empty(state.numel)
+        self._ahead = torch.empty(state.numel if recipe.merge.second_iterate else 0)
 
     def take(self, start: int, stop: int, frames: Sequence[Payload]) -> None:
         """Mix one slice; a frame of each member.
@@ -110,6 +142,16 @@ class Mixture:
         self, start: int, stop: int, mean: Tensor, payloads: Sequence[Payload], anchors: Sequence[Payload]
     ) -> None:
         result = self._result[start:stop]
+        if self._recipe.merge.second_iterate:
+            x, second = self._acceleration.flow(self._state, self._snapshot, start, stop)
+            if len(payloads) > 1:
+                other = self._wire.codec.decode(payloads[1 - self._me], stop - start)
+                pair_(x, second, other, self._acceleration.alpha_tilde)
+            result.copy_(x)
+            torch.sub(second, x, out=self._ahead[start:stop])
+            _check_finite(result)
+            _check_finite(self._ahead[start:stop])
+            return
         if not self._deltas:
             result.copy_(self._snapshot[start:stop])
             if len(payloads) > 1:  # a peer alone keeps its own
@@ -143,6 +185,8 @@ class Mixture:
         state = self._state
         if not self._deltas:
             state.anchor.copy_(self._result)
+            if self._recipe.merge.second_iterate:
+                state.buffers[-1].copy_(self._ahead)
             return
         state.carry_on(Vectors(state.anchor, state.buffers), Decoded(self._result), 0, state.numel, self._round - 1)
 

@@ -126,6 +126,7 @@ class GossipRounds(RoundLoop[LocalStateStore]):
 
     async def _perform(self, due: Due) -> RoundRecord:
         """Make a round with the drawn group, with those of it that join, or alone; afterwards the state has changed."""
+        self._mixing.accelerate(self._next_round() - self.position().round, 1 + len(self._live()))
         began, frames = self._node.clock(), Frames(self._mixing, due.snapshot)
         try:
             outcome = await self._mix(due, frames)

@@ -12,7 +12,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
@@ -21,7 +21,7 @@ from pydantic import Field
 
 from peer.errors import ProtocolError, UserError
 from peer.protocol import hashing
-from peer.protocol.manifest import COMMIT_PATTERN, Digest, RunManifest, Spec, TokenizerSpec
+from peer.protocol.manifest import COMMIT_PATTERN, Digest, RecipeSpec, RunManifest, Spec, TokenizerSpec
 from peer.protocol.pinning import with_commits
 from peer.protocol.records import dump_json, parse_json
 from peer.protocol.wire import SnapshotMeta
@@ -158,7 +158,10 @@ class GenesisBuild:
         digests = [bytes.fromhex(digest) for digest in figures.chunks]
         snapshot = SnapshotFile(self._state_path, _meta_of(figures), digests)
         pinned = with_commits(self._manifest, figures.commits)
-        changes = {"genesis": figures.digest, "tokenizer": figures.tokenizer}
+        changes = {
+            "genesis": figures.digest, "tokenizer": figures.tokenizer,
+            "recipe": _with_fragments(self._manifest.recipe, len(figures.fragments)),
+        }  # fmt: skip
         return Genesis(pinned.model_copy(update=changes), snapshot)
 
     def _read_figures(self) -> Figures | None:
@@ -218,6 +221,14 @@ def _keep_tokenizer(manifest: RunManifest, state_dir: Path) -> RunManifest:
     for file in files:
         kept.put(file, contents[file.name])
     return manifest.model_copy(update={"tokenizer": spec.model_copy(update={"name": None, "files": files})})
+
+
+def _with_fragments(recipe: RecipeSpec, count: int) -> RecipeSpec:
+    """The recipe with as many fragments as the model has, where it says of how many blocks each is."""
+    if not isinstance(recipe.schedule, Mapping) or recipe.schedule.get("blocks_per_fragment") is None:
+        return recipe
+    kept = {key: value for key, value in recipe.schedule.items() if key != "blocks_per_fragment"}
+    return recipe.model_copy(update={"schedule": {**kept, "num_fragments": count}})
 
 
 def _flat(document: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:

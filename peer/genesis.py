@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -18,7 +19,7 @@ from peer.data.tokenizer import Tokenizer, load_tokenizer, published_spec
 from peer.errors import UserError
 from peer.hub import pin
 from peer.outer.recipe.plan import RunPlan
-from peer.outer.state.flat_layout import FlatLayout
+from peer.outer.state.flat_layout import FlatLayout, count_blocks
 from peer.outer.state.outer_state import OuterState
 from peer.protocol.manifest import ORGANISER, RunManifest, read_manifest
 from peer.protocol.pinning import on_hub
@@ -37,7 +38,9 @@ def build_initial_model(manifest: RunManifest, tokenizer: Tokenizer) -> PreTrain
 
 def _genesis_state(plan: RunPlan, model: PreTrainedModel) -> OuterState:
     """The outer state at round 0: the model's parameters as the anchor, zero buffers."""
-    layout = FlatLayout.of(model, plan.recipe.num_fragments)
+    names = [name for name, parameter in model.named_parameters() if parameter.is_floating_point()]
+    plan = replace(plan, recipe=plan.recipe.fitted(count_blocks(names)))
+    layout = FlatLayout.of(model, plan.recipe.cut)
     anchor = torch.empty(layout.numel)
     layout.copy_to_flat(model, anchor)
     optimizer = plan.recipe.optimizer

@@ -176,7 +176,7 @@ class Shared:
 
 def _share(agent: AgentProcess, model: PreTrainedModel, recipe: Recipe, resumed: Resumed | None) -> Shared:
     """The shared memory with the genesis anchor in it; on resume with the resumed state, and the model likewise."""
-    layout, optimizer = FlatLayout.of(model, recipe.num_fragments), recipe.optimizer
+    layout, optimizer = FlatLayout.of(model, recipe.cut), recipe.optimizer
     largest = max(layout.sizes, default=layout.numel)
     memory = SharedState(agent.memory_descriptor, layout.numel, optimizer.num_buffers, largest)
     layout.copy_to_flat(model, memory.anchor)

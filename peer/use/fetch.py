@@ -52,7 +52,7 @@ def _taken(agent: AgentProcess, addresses: Sequence[PeerAddress], home: Path) ->
     if manifest.tokenizer.files:
         agent.expect(TokenizerFetched, STATE_TIMEOUT_S)
     model = build_initial_model(manifest, load_tokenizer(manifest.tokenizer, home))
-    layout = FlatLayout.of(model, plan.recipe.num_fragments)
+    layout = FlatLayout.of(model, plan.recipe.cut)
     memory = SharedState(
         agent.memory_descriptor, layout.numel, optimizer.num_buffers, max(layout.sizes, default=layout.numel)
     )

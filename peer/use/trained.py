@@ -116,7 +116,7 @@ def of_state(manifest: RunManifest, vectors: Sequence[Tensor], after: After, hom
     tokenizer = load_tokenizer(manifest.tokenizer, home)
     model = build_initial_model(manifest, tokenizer)
     recipe = RunPlan.of(manifest).recipe
-    layout = FlatLayout.of(model, recipe.num_fragments)
+    layout = FlatLayout.of(model, recipe.cut)
     wanted = torch.Size([layout.numel])
     if len(buffers) != recipe.optimizer.num_buffers or any(one.shape != wanted for one in vectors):
         raise UserError(

@@ -13,6 +13,8 @@ from peer.data.tokenizer import ByteTokenizer, load_tokenizer
 from peer.data.train_bpe import train_bpe
 from peer.errors import UserError
 from peer.genesis import checked_genesis
+from peer.outer.recipe.plan import RunPlan
+from peer.outer.state.flat_layout import Cut
 from peer.protocol.identity import Identity
 from peer.protocol.manifest import ORGANISER, parse_manifest
 from peer.protocol.records import open_manifest, seal_manifest
@@ -28,9 +30,9 @@ class Node:
         self.folder, self.path = folder, folder / "run.yaml"
         self.state, self.figures = folder / "genesis.bin", folder / "genesis.json"
 
-    def start(self, seed=3, genesis=None, new_run=False):
+    def start(self, seed=3, genesis=None, new_run=False, text=TEXT):
         """-> (genesis, whether a child built it)"""
-        text = TEXT.replace("seed: 3", f"seed: {seed}")
+        text = text.replace("seed: 3", f"seed: {seed}")
         self.path.write_text(text + (f"genesis: '{genesis}'\n" if genesis else ""))
 
         async def run():
@@ -205,3 +207,16 @@ def test_files_without_their_folder_are_nothing_to_open_a_run_with(words, tmp_pa
     manifest = found.manifest.model_copy(update={"genesis": None})
     with pytest.raises(UserError, match=r"tokenizer\.files is for atoll-bootstrap to write"):
         GenesisBuild(manifest, tmp_path / "run.yaml", tmp_path / "other")
+
+
+def test_a_run_whose_fragments_are_of_so_many_blocks_is_published_with_their_number(tmp_path):
+    recipe = "name: streaming-diloco, schedule: {blocks_per_fragment: 2, order: consecutive, ends: apart}"
+    text = MANIFEST.format(hidden=16, recipe=recipe, steps=9, wait=5.0, total="")
+    genesis, _ = Node(tmp_path).start(text=text.replace("num_hidden_layers: 1", "num_hidden_layers: 4"))
+    published = RunPlan.of(parse_manifest(genesis.manifest.canonical(), "published")).recipe
+    assert published.cut == Cut(3, "consecutive", "apart")
+    assert published.schedule.blocks_per_fragment is None
+    sizes = json.loads((tmp_path / "genesis.json").read_text())["fragments"]
+    assert len(sizes) == 3
+    assert sizes[0] == sizes[1]  # two blocks each
+    assert sizes[2] == 264 * 16 + 16  # tied embeddings and the last norm

@@ -28,7 +28,8 @@ RECIPES = {
 
 def at_end(member: Member) -> bool:
     """It has the last anchor, if it has not merged it yet."""
-    return member.head is not None and member.head.round == ROUNDS and not member.in_round
+    head = member.head  # the agent may be about to change it
+    return head is not None and head.round == ROUNDS and not member.in_round
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -52,7 +52,7 @@ class Saved:
         keep_manifest(folder, manifest)
         recipe = RunPlan.of(manifest).recipe
         self.model = build_initial_model(manifest, ByteTokenizer())
-        self.layout = FlatLayout.of(self.model, recipe.num_fragments)
+        self.layout = FlatLayout.of(self.model, recipe.cut)
         generator = torch.Generator().manual_seed(5)
         self.vectors = {"anchor": torch.empty(self.layout.numel)}
         self.layout.copy_to_flat(self.model, self.vectors["anchor"])

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
 
 from peer.errors import UserError
 from peer.outer.policy.regular import Event, Regular
+from peer.outer.state.flat_layout import Cut
 from peer.outer.state.fragments import Turn, whole
 
 
@@ -134,11 +135,16 @@ class Strided(Regular):
         period: H.
         num_fragments: F, at most H, so that no two fragments are sent at one step.
         overlap_steps: tau, steps between sending and applying; at most H.
+        blocks_per_fragment: takes the place of `num_fragments` as soon as the model is known; published: 3.
+        order, ends: see `Cut`.
     """
 
     period: int
-    num_fragments: int
+    num_fragments: int = 1
     overlap_steps: int = 0
+    blocks_per_fragment: int | None = None
+    order: Literal["strided", "consecutive"] = "strided"
+    ends: Literal["split", "apart"] = "split"
 
     def __post_init__(self) -> None:
         _check_at_least("period", self.period, 1)
@@ -148,6 +154,24 @@ class Strided(Regular):
             raise UserError(
                 f"overlap_steps={self.overlap_steps}: must be in [0, period={self.period}]", "published: 1, up to 5"
             )
+        if self.blocks_per_fragment is not None:
+            _check_at_least("blocks_per_fragment", self.blocks_per_fragment, 1)
+        if self.order not in ("strided", "consecutive"):
+            raise UserError(f"order={self.order!r}: must be strided or consecutive", "published: strided")
+        if self.ends not in ("split", "apart"):
+            raise UserError(f"ends={self.ends!r}: must be split or apart", "apart: embeddings and head by themselves")
+
+    @property
+    def cut(self) -> Cut:
+        """How the model is cut."""
+        return Cut(self.num_fragments, self.order, self.ends)
+
+    def fitted(self, num_blocks: int) -> Strided:
+        """The same for a model of so many blocks."""
+        if self.blocks_per_fragment is None:
+            return self
+        count = max(1, -(-num_blocks // self.blocks_per_fragment)) + (self.ends == "apart")
+        return replace(self, num_fragments=count, blocks_per_fragment=None)
 
     def offset(self, fragment: int) -> int:
         """t_p = p H // F."""

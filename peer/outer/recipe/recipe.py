@@ -25,6 +25,7 @@ from peer.outer.policy.schedules import Every, GradientChange, Strided, Timer
 from peer.outer.policy.straggler import ComputeTimeout, Quorum, StragglerPolicy, WaitAll
 from peer.outer.policy.work_allocation import AdaptiveTopK, EvenSplit, TimeBalanced, WorkAllocator
 from peer.outer.recipe.registry import AGGREGATORS, OUTER
+from peer.outer.state.flat_layout import WHOLE, Cut
 from peer.outer.state.fragments import Turns, whole
 from peer.outer.state.gossip_mixing import a2cid2_coefficients, chi
 from peer.outer.topology.topologies import AllPeers, BandwidthMatching, Groups, Neighbours, RandomPairs, Topology
@@ -147,6 +148,17 @@ class Recipe:
     def num_fragments(self) -> int:
         """How many fragments are synchronised by themselves."""
         return self.schedule.num_fragments if isinstance(self.schedule, Strided) else 1
+
+    @property
+    def cut(self) -> Cut:
+        """How the model is cut into them."""
+        return self.schedule.cut if isinstance(self.schedule, Strided) else WHOLE
+
+    def fitted(self, num_blocks: int) -> Recipe:
+        """The same recipe for a model of so many blocks."""
+        if not isinstance(self.schedule, Strided):
+            return self
+        return replace(self, schedule=self.schedule.fitted(num_blocks))
 
     @property
     def late_merge(self) -> MergeRule:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +21,23 @@ from peer.outer.optim.every_step import is_hidden_matrix
 
 MAX_CELLS = 1 << 12  # 64 members still have shards of 64 cells: equal to a few per cent
 MAX_CELL_ELEMENTS = 1 << 19  # those of a slice, which must hold whole cells
+
+
+class Cut(NamedTuple):
+    """How a model is cut into fragments of whole blocks.
+
+    Attributes:
+        order: `strided`: block i belongs to fragment i mod F; `consecutive`: neighbours share a fragment.
+        ends: what is in no block. `split`: what comes before the first block (embeddings) goes to fragment 0, the rest
+            (final norm, head) to the last; `apart`: all of it is the last fragment.
+    """
+
+    num_fragments: int = 1
+    order: str = "strided"
+    ends: str = "split"
+
+
+WHOLE: Final = Cut()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,18 +59,18 @@ class FlatLayout:
     sizes: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, model: torch.nn.Module, num_fragments: int = 1) -> FlatLayout:
+    def of(cls, model: torch.nn.Module, cut: Cut = WHOLE) -> FlatLayout:
         """The layout of all floating-point parameters of `model`, trainable or not.
 
         Args:
-            num_fragments: of `strided_fragments`; each is one range of the flat vector.
+            cut: into fragments; each is one range of the flat vector.
 
         Raises:
             UserError: more fragments than blocks.
         """
         named = [(name, tuple(parameter.shape)) for name, parameter in _floating_parameters(model)]
-        if num_fragments > 1:
-            of_each = fragment_of_each([name for name, _ in named], num_fragments=num_fragments)
+        if (num_fragments := cut.num_fragments) > 1:
+            of_each = fragment_of_each([name for name, _ in named], cut)
             named = [one for fragment in range(num_fragments) for one, own in zip(named, of_each, strict=True)
                      if own == fragment]  # fmt: skip
             sizes = [0] * num_fragments
@@ -160,17 +178,20 @@ def strided_fragments(
     *,
     blocks_per_fragment: int | None = None,
     num_fragments: int | None = None,
+    cut: Cut | None = None,
 ) -> tuple[Ranges, ...]:
     """Ranges [start, stop) of the flat vector for each fragment; every element once (arXiv 2501.18512, section 2.3).
 
     The first whole-number component of a name is its transformer block ("model.layers.3.mlp.up.weight" is in block
     3). Blocks are counted in ascending order, and the i-th belongs to fragment i mod F. Tensors without a number go
-    to fragment 0 if they come before the first block (embeddings), else to the last fragment (final norm, head).
+    to fragment 0 if they come before the first block (embeddings), else to the last fragment (final norm, head). A
+    `cut` can say otherwise.
 
     Args:
         names: parameter names, in the order of the flat vector.
         blocks_per_fragment: F = ceil(blocks / this); published: 3. Either this or `num_fragments`.
         num_fragments: F, at most the number of blocks; 1 also fits a model without blocks.
+        cut: in place of both.
 
     Returns:
         F tuples of ascending ranges; neighbours that touch are one range.
@@ -179,7 +200,9 @@ def strided_fragments(
         UserError: both numbers or none, or one out of its range.
     """
     assert len(names) == len(shapes), f"{len(names)} names and {len(shapes)} shapes"
-    of_each = fragment_of_each(names, blocks_per_fragment=blocks_per_fragment, num_fragments=num_fragments)
+    if cut is None:
+        cut = Cut(num_fragments=_fragment_count(count_blocks(names), blocks_per_fragment, num_fragments))
+    of_each = fragment_of_each(names, cut)
     fragments: list[list[tuple[int, int]]] = [[] for _ in range(max(of_each, default=0) + 1)]
     start = 0
     for fragment, shape in zip(of_each, shapes, strict=True):
@@ -189,19 +212,25 @@ def strided_fragments(
     return tuple(tuple(ranges) for ranges in fragments)
 
 
-def fragment_of_each(
-    names: Sequence[str], *, blocks_per_fragment: int | None = None, num_fragments: int | None = None
-) -> list[int]:
-    """The fragment that each parameter belongs to; see `strided_fragments`."""
+def fragment_of_each(names: Sequence[str], cut: Cut) -> list[int]:
+    """The fragment that each parameter belongs to; see `strided_fragments` and `Cut`."""
     blocks = [_block(name) for name in names]
     ranks = {block: rank for rank, block in enumerate(sorted({block for block in blocks if block is not None}))}
-    count = _fragment_count(len(ranks), blocks_per_fragment, num_fragments)
-    found, others = [], 0
+    last = cut.num_fragments - 1
+    count = _fragment_count(len(ranks), None, max(1, last if cut.ends == "apart" else last + 1))
+    found, others = [], last if cut.ends == "apart" else 0
     for block in blocks:
-        if block is not None:
-            others = count - 1
-        found.append(others if block is None else ranks[block] % count)
+        if block is None:
+            found.append(others)
+            continue
+        others, rank = last, ranks[block]
+        found.append(rank * count // len(ranks) if cut.order == "consecutive" else rank % count)
     return found
+
+
+def count_blocks(names: Sequence[str]) -> int:
+    """How many transformer blocks these parameters belong to."""
+    return len({_block(name) for name in names} - {None})
 
 
 def _fragment_count(num_blocks: int, blocks_per_fragment: int | None, num_fragments: int | None) -> int:

@@ -13,7 +13,7 @@ from peer.outer.recipe.published import RECIPES
 from peer.outer.recipe.recipe import PARTS, Recipe
 from peer.outer.recipe.resolve import resolve
 from peer.outer.recipe.validation import checked
-from peer.outer.state.flat_layout import FlatLayout, strided_fragments
+from peer.outer.state.flat_layout import FlatLayout, count_blocks
 from peer.protocol.manifest import InnerSpec, RecipeSpec
 from peer.protocol.problems import explain_validation
 from peer.protocol.yaml_text import parse_yaml
@@ -131,10 +131,9 @@ def with_room(choice: Choice, recipe: Recipe, layout: FlatLayout) -> Recipe:
     Raises:
         UserError: the label sets more.
     """
-    if recipe.num_fragments == 1:
-        return recipe
-    blocks = len(strided_fragments(layout.names, layout.shapes, blocks_per_fragment=1))
-    if recipe.num_fragments <= blocks:
+    blocks = count_blocks(layout.names)
+    recipe = recipe.fitted(blocks)
+    if recipe.num_fragments - (recipe.cut.ends == "apart") <= max(1, blocks):
         return recipe
     if choice.sets_in_schedule("num_fragments"):
         what = f"recipe {choice.label!r}: schedule.num_fragments={recipe.num_fragments}: must be from 1 to {blocks}"

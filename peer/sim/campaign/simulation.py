@@ -249,7 +249,7 @@ class Simulation:
 def fragments_of(recipe: Recipe, layout: FlatLayout) -> list[Ranges]:
     """Ranges of the flat vector per fragment: one for everything, unless the schedule is strided."""
     if recipe.num_fragments > 1:
-        return list(strided_fragments(layout.names, layout.shapes, num_fragments=recipe.num_fragments))
+        return list(strided_fragments(layout.names, layout.shapes, cut=recipe.cut))
     return [((0, layout.numel),)]
 
 

@@ -32,7 +32,7 @@ Row = dict[str, Any]
 def run(
     folder: Path, *, trials: int = TRIALS, shares: Sequence[tuple[int, int]] = SHARES, seed: int = 0,
     steps: int = STEPS, rounds_apart: int = ROUNDS_APART, minutes: float = float("inf"),
-    tell: Callable[[Row], None] = lambda _: None,
+    tell: Callable[[Row], None] = lambda _: None, **options: Any,
 ) -> Row:
     """Let it fall apart and heal, as often as there is time for; -> `count` of all trials.
 
@@ -41,6 +41,7 @@ def run(
         steps: of a round, of at least half a second each.
         rounds_apart: that each side commits on its own, at least.
         tell: called with the counts so far.
+        options: of the swarm.
     """
     rows: list[Row] = []
     names = [f"p{number}" for number in range(sum(shares[0]))]
@@ -48,7 +49,7 @@ def run(
     with Internet() as internet:
         for name in ("bootstrap", *names):
             internet.host(name)
-        swarm = WideSwarm(folder, internet, steps=steps, wait=4.0)
+        swarm = WideSwarm(folder, internet, steps=steps, wait=4.0, **options)
         try:
             swarm.bootstrap()
             for member in swarm.add(*names):

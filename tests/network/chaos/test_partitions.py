@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,9 +12,13 @@ from tests.network.chaos import links, partitions
 pytestmark = pytest.mark.timeout(300)  # on busy cores each process takes its time to start
 
 
-def test_a_partition_heals_and_whoever_yields_says_what_it_gives_up(tmp_path: Path) -> None:
+STREAMED = {"recipe": "name: streaming-diloco, compressor: int8, schedule: {num_fragments: 2}", "layers": 2}
+
+
+@pytest.mark.parametrize("options", [{}, pytest.param({**STREAMED, "steps": 8}, marks=pytest.mark.long)], ids=str)
+def test_a_partition_heals_and_whoever_yields_says_what_it_gives_up(tmp_path: Path, options: dict[str, Any]) -> None:
     # within how many rounds is a matter of how long they are: here they are shorter than finding one another again
-    counts = partitions.run(tmp_path, trials=1, shares=((2, 2),), steps=4, rounds_apart=1)
+    counts = partitions.run(tmp_path, trials=1, shares=((2, 2),), rounds_apart=1, **{"steps": 4, **options})
     assert counts["trials"] == counts["split"] == counts["yielded"] == counts["one_state"] == 1
     assert counts["unexplained_tokens"] == 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -203,3 +204,15 @@ def test_the_rounds_of_a_run_are_the_events_of_its_steps(period: int, fragments:
         events = [event for step in range(1, 200) for event in schedule.events(step)]
         assert events == [schedule.event(number) for number in range(1, len(events) + 1)]
         assert schedule.longest(None) == max(period if isinstance(schedule, Strided) else steps, 1)
+
+
+def test_the_number_of_fragments_follows_from_the_blocks_of_the_model() -> None:
+    of_three = Strided(period=100, blocks_per_fragment=3, overlap_steps=1)
+    assert [of_three.fitted(blocks).num_fragments for blocks in (0, 1, 3, 4, 12)] == [1, 1, 1, 2, 4]
+    assert of_three.fitted(12) == Strided(period=100, num_fragments=4, overlap_steps=1)
+    assert replace(of_three, ends="apart").fitted(12).num_fragments == 5
+    assert Strided(period=100, num_fragments=7).fitted(12).num_fragments == 7
+    for numbers, said in (({"blocks_per_fragment": 0}, "at least 1"), ({"order": "random"}, "strided or consecutive"),
+                          ({"ends": "none"}, "split or apart")):  # fmt: skip
+        with pytest.raises(UserError, match=said):
+            Strided(period=100, **numbers)

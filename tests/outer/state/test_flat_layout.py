@@ -14,7 +14,7 @@ from torch import nn
 
 from peer.errors import UserError
 from peer.outer.math.ranges import Ranges
-from peer.outer.state.flat_layout import FlatLayout, partition, strided_fragments
+from peer.outer.state.flat_layout import Cut, FlatLayout, count_blocks, fragment_of_each, partition, strided_fragments
 
 
 class Tied(nn.Module):
@@ -159,3 +159,15 @@ def test_numbers_of_fragments_that_cannot_be_are_refused() -> None:
         strided_fragments([], [], num_fragments=1, blocks_per_fragment=1)
     with pytest.raises(UserError, match="blocks_per_fragment=0: must be at least 1"):
         strided_fragments(["h.0"], [(1,)], blocks_per_fragment=0)
+
+
+def test_blocks_are_cut_in_stripes_or_in_rows_and_what_is_in_none_goes_with_them_or_apart() -> None:
+    names = ["embed", *(f"layers.{index}.w" for index in range(6)), "norm", "head"]
+    assert count_blocks(names) == 6
+    assert fragment_of_each(names, Cut(3)) == [0, 0, 1, 2, 0, 1, 2, 2, 2]
+    assert fragment_of_each(names, Cut(3, "consecutive")) == [0, 0, 0, 1, 1, 2, 2, 2, 2]
+    assert fragment_of_each(names, Cut(3, "consecutive", "apart")) == [2, 0, 0, 0, 1, 1, 1, 2, 2]
+    assert fragment_of_each(names, Cut(3, "strided", "apart")) == [2, 0, 1, 0, 1, 0, 1, 2, 2]
+    assert fragment_of_each(names, Cut(1, "consecutive", "apart")) == [0] * 9
+    with pytest.raises(UserError, match="num_fragments=7"):
+        fragment_of_each(names, Cut(8, "consecutive", "apart"))

@@ -60,7 +60,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     exit_on_signals(0)
     arguments = build_parser().parse_args(argv)
     make_files_private()
-    logging.basicConfig(level=logging.INFO, handlers=[StderrLog()])
+    console = StderrLog()
+    console.setLevel(logging.WARNING)  # the rest is in node.log
+    logging.basicConfig(level=logging.INFO, handlers=[console])
     from bootstrap.serve import run  # heavy: a signal must find its handler meanwhile
 
     try:

@@ -136,6 +136,10 @@ def test_history_and_page_come_back_with_the_bootstrap(live: LiveRun, open_page:
     place = int(live.bootstrap.page.rsplit(":", 1)[1].rstrip("/"))
     before = page.evaluate("fetch('/api/v1/rounds?limit=200').then(r => r.json())")
     live.bootstrap.close()
+    said = (live.bootstrap.folder / "bootstrap.log").read_text()
+    assert "Traceback" not in said
+    assert " INFO " not in said
+    assert " INFO bootstrap.follower: checkpoint of round" in (live.bootstrap.folder / "node.log").read_text()
     expect(page.locator("#live")).to_have_text("reconnecting")
     live.bootstrap = live.start_bootstrap(live.bootstrap.port, place)
     expect(page.locator("#live")).to_have_text("live", timeout=40_000)

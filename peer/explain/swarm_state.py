@@ -16,7 +16,7 @@ from peer.printable import printable
 from peer.protocol.records import PeerRecord
 from peer.system.clock import Clock
 
-SILENT_S = 9.0  # without a new record, which come every two seconds
+SILENT_S = 8.0  # without a new record, which come every two seconds
 FORGOTTEN_S = 3600.0
 MAX_PEERS = 1024
 MAX_RECORDS_OF_A_PEER = 48

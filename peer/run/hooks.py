@@ -9,6 +9,7 @@ from peer.checkpoint.inventory import CheckpointError
 from peer.checkpoint.writer import CheckpointWriter
 from peer.data.batches import DataState
 from peer.link.messages import Anchor, LivePeers, Message, Notice, RoundEnded, Saved
+from peer.link.supervisor import AgentGoneError
 from peer.outer.record import RoundRecord
 from peer.protocol.line_limits import ActiveHours
 from peer.run.assemble import Peer
@@ -93,8 +94,11 @@ class PeerHooks:
     def _rest(self, hours: ActiveHours) -> None:
         """Neither train nor exchange until this peer's hours come, or it is asked to stop."""
         self._live.note(f"resting until the hours {self._peer.settings.active_hours} (active_hours)")
-        while not hours.now() and not self.stop_requested:
-            self._peer.sync.poll(timeout_s=REST_POLL_S)
+        try:
+            while not hours.now() and not self.stop_requested:
+                self._peer.sync.poll(timeout_s=REST_POLL_S)
+        except AgentGoneError:
+            return  # the next step starts another one, and is followed by the rest of the rest
         self._live.note("these are active hours again; training on")
 
     def on_message(self, message: Message) -> None:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from peer.errors import UserError
+from peer.link.supervisor import AgentGoneError
 from peer.outer.compress.registry import codec
 from peer.outer.recipe.plan import RunPlan
 from peer.protocol.line_limits import ActiveHours, LineLimits
@@ -85,6 +86,10 @@ def test_a_peer_waits_for_its_hours(monkeypatch):
     assert sum(pauses) == pytest.approx(36, abs=6)
 
 
+def gone(**_):
+    raise AgentGoneError("killed")
+
+
 def test_a_trainer_rests_until_its_hours_and_hears_its_agent_meanwhile():
     hours, notes, polls = SimpleNamespace(now=lambda: len(polls) >= 3), [], []
     hooks = SimpleNamespace(
@@ -95,4 +100,8 @@ def test_a_trainer_rests_until_its_hours_and_hears_its_agent_meanwhile():
     )  # fmt: skip
     PeerHooks._rest(hooks, hours)
     assert len(polls) == 3
+    polls.clear()
+    hooks._peer.sync.poll = gone
+    PeerHooks._rest(hooks, hours)  # the next step starts another agent
+    assert notes.pop() == notes[0]
     assert notes == ["resting until the hours 22-8 (active_hours)", "these are active hours again; training on"]

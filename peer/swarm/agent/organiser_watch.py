@@ -31,6 +31,8 @@ async def _serves_another(node: Node, run_id: str, organiser: str) -> bool:
     try:
         stream = await node.open(organiser, history_name(run_id), "history")
     except StreamClosedError:
+        if node.resting:  # and asks nothing
+            return False
         try:
             return organiser in await asyncio.wait_for(node.connected(), node.timing.open_timeout_s)
         except (TimeoutError, P2PDaemonError, OSError, asyncio.IncompleteReadError):

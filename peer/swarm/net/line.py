@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 Sleep = Callable[[float], Awaitable[None]]
 HEADERS = 1.03  # bytes on the wire for each byte of a stream, in full packets
 PIECE_BYTES = 64 * 1024  # that pass at once
+SHORT_BYTES = 4096  # of a message that others wait for, such as a vote, behind a whole contribution of this peer
 AT_ONCE = 0.1  # of a month's traffic may pass at its beginning; the rest in proportion to the time
 SAVED_EVERY = 16 << 20
 FILE_NAME = "traffic.json"
@@ -107,19 +108,19 @@ class Line:
         return self._hours is not None and not self._hours.now(self._wall)
 
     async def sending(self, count: int) -> None:
-        """Wait until so many bytes may be sent."""
-        await self._pass(self._up, count)
+        """Wait until so many bytes may be sent; a short message goes at once, and what follows it waits longer."""
+        await self._pass(self._up, count, at_once=count <= SHORT_BYTES)
 
     async def received(self, count: int) -> None:
         """Wait until so many bytes, which have come, may have come; the other end then waits, too."""
         await self._pass(self._down, count)
 
-    async def _pass(self, bucket: Bucket | None, count: int) -> None:
+    async def _pass(self, bucket: Bucket | None, count: int, at_once: bool = False) -> None:
         on_the_wire = HEADERS * count
         wait_s = bucket.take(on_the_wire) if bucket is not None else 0.0
         if self.month is not None:
             wait_s = max(wait_s, self.month.take(on_the_wire))
-        if wait_s > 0.0:
+        if wait_s > 0.0 and not at_once:
             await self._sleep(wait_s)
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
 from peer.swarm.agent.organiser_watch import organiser_left
 from peer.swarm.catchup.history_server import history_name
@@ -31,6 +32,10 @@ async def test_only_a_bootstrap_that_is_up_and_serves_another_run_is_told_of(net
     connected.add(bootstrap.peer_id)
     await asyncio.wait({told}, timeout=0.3)
     assert not told.done()
+    member.line = SimpleNamespace(resting=True)  # and asks nothing
+    await asyncio.wait({told}, timeout=0.1)
+    assert not told.done()
+    member.line = None
     network.hosts[bootstrap.peer_id].handlers.clear()  # it comes back with another manifest
     await bootstrap.serve(history_name(OTHER), "history", served)
     text = await asyncio.wait_for(told, 5.0)

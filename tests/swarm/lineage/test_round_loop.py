@@ -48,6 +48,36 @@ async def test_a_peer_that_leaves_ends_its_persistent_group(monkeypatch, how):
     assert ended == [("this peer leaves", True)]
 
 
+async def test_a_peer_that_rests_ends_its_group_takes_no_part_and_comes_back(monkeypatch, network):
+    network.retime(recheck_s=0.001)
+    rounds, ended, node, announced = LineageRounds.__new__(LineageRounds), [], network.node(), []
+    node.line = line = SimpleNamespace(resting=True)
+    rested = asyncio.Event()
+
+    async def dissolve(abort, tell=False):
+        ended.append((abort.reason, tell))
+
+    async def wait(_):
+        if not node.resting:
+            rested.set()
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(LineageRounds, "_wait_for_work", wait)
+    monkeypatch.setattr(LineageRounds, "finished", False)
+    rounds._exchange, rounds._node = SimpleNamespace(dissolve=dissolve), node
+    rounds.leaving, rounds.joined = False, True
+    rounds._directory = SimpleNamespace(announce_soon=lambda: announced.append(1))
+    running = asyncio.ensure_future(rounds._go_round())
+    await asyncio.sleep(0.05)
+    assert (ended, len(announced), rested.is_set()) == ([("this peer rests", True)], 1, False)
+    assert not rounds.taking_part()
+    line.resting = False
+    await asyncio.wait_for(rested.wait(), 5.0)
+    assert (len(ended), len(announced)) == (1, 2)
+    assert rounds.taking_part()
+    await cancel_and_wait([running])
+
+
 async def test_whoever_claims_to_be_ahead_and_cannot_show_it_is_not_expected_for_a_while(network):
     now = 100.0
     network.clock = lambda: now

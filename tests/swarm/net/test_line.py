@@ -60,6 +60,16 @@ async def test_a_rate_is_kept_to_a_twentieth_over_every_half_minute(tmp_path, mb
     assert 0.95 * bytes_s <= world.most(30.0) <= 1.05 * bytes_s
 
 
+async def test_a_vote_does_not_wait_behind_a_contribution_and_is_counted(tmp_path):
+    world = World(tmp_path, up_mbit=1.0)
+    contribution = asyncio.ensure_future(world.line.sending(1_000_000))
+    await world.line.sending(300)
+    assert world.now == 0.0
+    await contribution
+    await world.line.sending(PIECE_BYTES)
+    assert world.now == pytest.approx(HEADERS * (1_000_300 + PIECE_BYTES) / 125_000, rel=0.05)
+
+
 async def test_both_directions_have_limits_of_their_own(tmp_path):
     world = World(tmp_path, up_mbit=8.0, down_mbit=80.0)
     await world.line.received(10_000_000)

@@ -30,8 +30,20 @@ def join(tmp_path: Path) -> Iterator[Join]:
         yield add
 
 
-def test_peers_step_together_through_a_kill_and_with_a_newcomer(make_swarm: MakeSwarm, join: Join) -> None:
-    swarm = make_swarm(steps=1, wait=3.0, recipe="name: demo")
+@pytest.mark.parametrize(
+    ("recipe", "optimizer"),
+    [
+        ("demo", "adamw"), pytest.param("dropcompute", "adamw", marks=pytest.mark.long),
+        pytest.param("ddp", "muon", marks=pytest.mark.long),
+    ],
+)
+def test_peers_step_together_through_a_kill_and_with_a_newcomer(
+    make_swarm: MakeSwarm, join: Join, recipe: str, optimizer: str
+) -> None:
+    swarm = make_swarm(steps=1, wait=3.0, recipe=f"name: {recipe}")
+    inner = f"inner: {{optimizer: {optimizer}, batch_sequences: 4}}"
+    swarm.manifest_text = swarm.manifest_text.replace("inner: {batch_sequences: 4}", inner)
+    assert inner in swarm.manifest_text
     address = swarm.bootstrap().address
     first, second, victim = peers = join(address, "a", "b", "c")
     for peer in peers:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import psutil
@@ -92,29 +93,35 @@ async def _measure(arguments: argparse.Namespace, say: Say, pid: int, port: int)
     for browser in browsers:
         browser.cancel()
     cpu = (after.user + after.system - before.user - before.system) / wall
+    rate = (heard.bytes - received) / wall / arguments.browsers
+    names = ("peers", "period", "browsers", "minutes")
+    return BenchReport(
+        name=NAME, about=ABOUT, seed=arguments.seed, figures=_figures(heard, memory, first, cpu, rate),
+        samples={"memory_mb": memory, "first_state_s": first, "updates": heard.updates, "refused": refused},
+        options=tuple(word for name in names for word in (f"--{name}", f"{getattr(arguments, name):g}")),
+        notes=f"{arguments.peers} peers, {arguments.browsers} browsers, {arguments.minutes:g} minutes. Browsers share "
+        f"the machine with the server and with other work: a load of {os.getloadavg()[2]:.0f} on "
+        f"{os.cpu_count()} cores (server and browsers at priority {os.getpriority(os.PRIO_PROCESS, 0)}). "
+        "Growth is between the second and the last sixth of the time.",
+    )  # fmt: skip
+
+
+def _figures(
+    heard: Heard, memory: Sequence[float], first: Sequence[float], cpu: float, bytes_per_s: float
+) -> tuple[Figure, ...]:
     part = max(1, len(memory) // 6)
     settled = memory[part:]  # the first sixth is what history and caches fill
     growth = median(settled[-part:]) / median(settled[:part]) - 1
     latencies = sorted(heard.latencies)
-    rate = (heard.bytes - received) / wall / arguments.browsers
-    figures = (
+    return (
         Figure(name="CPU of the server", value=cpu, unit="cores", limit=MAX_CORE),
         Figure(name="update at a browser, median", value=median(latencies), unit="s", limit=MAX_LATENCY_S),
         Figure(name="the same, 99th percentile", value=latencies[int(0.99 * len(latencies))], unit="s"),
         Figure(name="whole state for a new browser, median", value=median(first), unit="s"),
         Figure(name="memory of the server at the end", value=memory[-1], unit="MB"),
         Figure(name="growth of memory", value=100 * growth, unit="%", limit=100 * MAX_GROWTH),
-        Figure(name="traffic of a browser", value=rate / 1e3, unit="kB/s"),
+        Figure(name="traffic of a browser", value=bytes_per_s / 1e3, unit="kB/s"),
         Figure(name="updates that a browser missed", value=heard.missed, unit="", limit=0),
-    )  # fmt: skip
-    names = ("peers", "period", "browsers", "minutes")
-    samples = {"memory_mb": memory, "first_state_s": first, "updates": heard.updates, "refused": refused}
-    return BenchReport(
-        name=NAME, about=ABOUT, seed=arguments.seed, figures=figures, samples=samples,
-        options=tuple(word for name in names for word in (f"--{name}", f"{getattr(arguments, name):g}")),
-        notes=f"{arguments.peers} peers, {arguments.browsers} browsers, {arguments.minutes:g} minutes. Browsers share "
-        f"the machine with the server and with other work: a load of {os.getloadavg()[2]:.0f} on "
-        f"{os.cpu_count()} cores. Growth is between the second and the last sixth of the time.",
     )  # fmt: skip
 
 

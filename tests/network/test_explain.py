@@ -83,6 +83,13 @@ def test_a_swarm_with_a_death_and_a_latecomer(
     assert "new: delta\n" in told
     assert "weights in tokens: " in told
     assert "caught up: " in atoll(capsys, str(delta.folder), "--last", "0")
+    watched_from_outside(alpha, bravo, delta)
+    documents = json.loads(atoll(capsys, str(alpha.folder), "--last", "0", "--json"))
+    assert [RoundRecord.model_validate(document) for document in documents] == kept(alpha)
+
+
+def watched_from_outside(alpha: Member, bravo: Member, delta: Member) -> None:
+    """What a node that takes no part reads of them."""
     figures = TrainerFigures(device="abacus", utilisation=0.5, validation=ValidationPoint(round=3, tokens=9, loss=2.5))
     for member in (alpha, bravo):
         member.agent.send(Figures(figures=figures))
@@ -96,5 +103,3 @@ def test_a_swarm_with_a_death_and_a_latecomer(
     assert (alpha.committed[-1].round, alpha.committed[-1].lineage_id) in keys
     assert any(event.status == "caught_up" and event.teller == delta.peer_id for event in reader.state.events)
     assert reader.state.point().validation == 2.5
-    documents = json.loads(atoll(capsys, str(alpha.folder), "--last", "0", "--json"))
-    assert [RoundRecord.model_validate(document) for document in documents] == kept(alpha)

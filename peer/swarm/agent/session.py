@@ -116,9 +116,7 @@ class AgentSession:
         mapped: Mapped = await self._channel.expect(Mapped)
         directory.work = work = await solving
         self._nonce = work.nonce
-        recorder = Recorder(RoundJournal(folder), node.peer_id, self._nickname, directory, self._channel)
-        reporter = Reporter(node, manifest.run_id)
-        recorder.on_record = reporter.add
+        recorder, reporter = self._recorder(node, directory, folder)
         context = RunContext(
             node=node, directory=directory, plan=RunPlan.of(manifest), organiser=organiser, work=work,
             opened_at=found.opened_at, introducers=node.introducers, trainer=recorder, rng=self._rng,
@@ -136,6 +134,13 @@ class AgentSession:
         node.spawn(reporter.run())
         await _first_of(self._listen(rounds, reporter), self._work(node, directory, rounds, resumed))
         return 0
+
+    def _recorder(self, node: Node, directory: Directory, folder: Path) -> tuple[Recorder, Reporter]:
+        """What keeps the records of rounds, and what tells them to those who watch."""
+        recorder = Recorder(RoundJournal(folder), node.peer_id, self._nickname, directory, self._channel)
+        reporter = Reporter(node, self._run_id)
+        recorder.on_record = reporter.add
+        return recorder, reporter
 
     async def _tokenizer_files(
         self, node: Node, directory: Directory, manifest: RunManifest, folder: Path, organiser: str

@@ -73,7 +73,8 @@ def started(file: Path) -> list[list[str]]:
     return [[re.sub(r"\$[({]?ADDRESS[)}]?", PEER_EXAMPLE, word) for word in words] for words in found]
 
 
-@pytest.mark.parametrize("file", [*sorted((ROOT / "deploy").glob("*/*.*")), ROOT / "deploy/rented.sh"], ids=str)
+# the dashboard of deploy/grafana starts nothing
+@pytest.mark.parametrize("file", [*sorted((ROOT / "deploy").glob("[!g]*/*.*")), ROOT / "deploy/rented.sh"], ids=str)
 def test_what_is_deployed_is_a_command_that_the_program_accepts(file):
     ((program, *arguments),) = started(file)
     parsed = PARSERS[program]().parse_args(arguments)

@@ -31,7 +31,7 @@ demo: env ## a bootstrap and several peers on this machine (REPORT=file.json kee
 
 lint: env ## style, types, import floors, spelling, links of the documentation
 	$(BIN)/ruff check .
-	$(BIN)/mypy --strict peer bootstrap benchmarks
+	$(BIN)/mypy --strict atoll peer bootstrap benchmarks
 	$(BIN)/lint-imports
 	$(BIN)/codespell
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
@@ -81,4 +81,4 @@ chaos: env ## kills, stops, partitions, links, hostile peers, floods, clocks, di
 
 clean: ## remove .venv, caches and build leftovers; runs/ is kept
 	rm -rf $(VENV) build dist *.egg-info peer/outer/numerics/_kernels*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
-	find peer bootstrap tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	find atoll peer bootstrap tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -21,7 +21,7 @@ from pydantic import Field
 
 from peer.errors import ProtocolError, UserError
 from peer.protocol import hashing
-from peer.protocol.manifest import COMMIT_PATTERN, Digest, RecipeSpec, RunManifest, Spec, TokenizerSpec
+from peer.protocol.manifest import COMMIT_PATTERN, Digest, ModelSpec, RecipeSpec, RunManifest, Spec, TokenizerSpec
 from peer.protocol.pinning import with_commits
 from peer.protocol.records import dump_json, parse_json
 from peer.protocol.wire import SnapshotMeta
@@ -82,7 +82,7 @@ class GenesisBuild:
     """
 
     def __init__(self, manifest: RunManifest, manifest_path: Path, state_dir: Path, *, new_run: bool = False) -> None:
-        self._manifest, self._manifest_path = _keep_tokenizer(manifest, state_dir), manifest_path
+        self._manifest, self._manifest_path = _with_layout(_keep_tokenizer(manifest, state_dir)), manifest_path
         self._state_path, self._figures_path = state_dir / "genesis.bin", state_dir / "genesis.json"
         self._built_from = self._manifest.model_copy(update={"genesis": None})
         self._kept = self._read_figures()
@@ -229,6 +229,16 @@ def _with_fragments(recipe: RecipeSpec, count: int) -> RecipeSpec:
         return recipe
     kept = {key: value for key, value in recipe.schedule.items() if key != "blocks_per_fragment"}
     return recipe.model_copy(update={"schedule": {**kept, "num_fragments": count}})
+
+
+def _with_layout(manifest: RunManifest) -> RunManifest:
+    """The manifest with the layout of the organiser's weights in place of the file's name."""
+    if manifest.model.weights is None:
+        return manifest
+    from peer.free_weights import layout_of_file  # torch, which no other start needs that early
+
+    layout = layout_of_file(Path(manifest.model.weights)).digest()
+    return manifest.model_copy(update={"model": ModelSpec(layout=layout)})
 
 
 def _flat(document: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:

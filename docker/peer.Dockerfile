@@ -7,6 +7,7 @@ FROM python:3.12-slim AS build
 RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
 WORKDIR /app
 COPY setup.cfg setup.py pyproject.toml README.md LICENSE ./
+COPY atoll ./atoll
 COPY peer ./peer
 COPY bootstrap ./bootstrap
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .

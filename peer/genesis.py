@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from peer.data.tokenizer import Tokenizer, load_tokenizer, published_spec
 from peer.errors import UserError
+from peer.free_weights import layout_of_file, read_weights
 from peer.hub import pin
 from peer.outer.recipe.plan import RunPlan
 from peer.outer.state.flat_layout import FlatLayout, count_blocks
@@ -36,6 +37,15 @@ def build_initial_model(manifest: RunManifest, tokenizer: Tokenizer) -> PreTrain
     return model
 
 
+def _state_of_file(plan: RunPlan, path: Path) -> OuterState:
+    if plan.recipe.num_fragments > 1:
+        raise UserError(
+            f"recipe {plan.manifest.recipe.name} synchronises fragments of transformer blocks; a script's model has no "
+            "blocks that are known", "choose a recipe that synchronises the whole model, such as diloco",
+        )  # fmt: skip
+    return _state_of(plan, layout_of_file(path), read_weights(path))
+
+
 def _genesis_state(plan: RunPlan, model: PreTrainedModel) -> OuterState:
     """The outer state at round 0: the model's parameters as the anchor, zero buffers."""
     names = [name for name, parameter in model.named_parameters() if parameter.is_floating_point()]
@@ -43,6 +53,10 @@ def _genesis_state(plan: RunPlan, model: PreTrainedModel) -> OuterState:
     layout = FlatLayout.of(model, plan.recipe.cut)
     anchor = torch.empty(layout.numel)
     layout.copy_to_flat(model, anchor)
+    return _state_of(plan, layout, anchor)
+
+
+def _state_of(plan: RunPlan, layout: FlatLayout, anchor: torch.Tensor) -> OuterState:
     optimizer = plan.recipe.optimizer
     buffers = [torch.full((layout.numel,), value) for value in optimizer.initial_values]
     return OuterState(anchor, buffers, optimizer, plan.fragments(layout.shapes, layout.sizes))
@@ -55,6 +69,8 @@ def checked_genesis(manifest: RunManifest, tokenizer: Tokenizer) -> OuterState:
         UserError: the model cannot be built, does not fit this machine's memory, or could not be trained.
     """
     plan = RunPlan.of(manifest)
+    if manifest.model.weights is not None:
+        return _state_of_file(plan, Path(manifest.model.weights))
     # The model, the anchor and the buffers, fp32 each.
     num_tensors = 2 + plan.recipe.optimizer.num_buffers
     check_memory(measure_model(manifest.model, tokenizer.vocab_size).parameters, 4 * num_tensors, torch.device("cpu"))

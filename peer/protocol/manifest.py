@@ -56,18 +56,36 @@ def _hub_name_or_folder(name: str, info: ValidationInfo) -> str:
 HubNameOrFolder = Annotated[str, AfterValidator(_hub_name_or_folder)]
 
 
+def _own_file(name: str, info: ValidationInfo) -> str:
+    if info.context not in (ALONE, ORGANISER):
+        raise ValueError("names a file of the organiser's machine, which other peers cannot read")
+    return own_folder(name)
+
+
 class ModelSpec(Spec):
-    """Either a transformers architecture with its config, or a pretrained revision on the hub."""
+    """A transformers architecture with its config, a pretrained revision on the hub, or a model that scripts build.
+
+    Of a script's model (`atoll.Swarm`) the organiser names `weights`, a safetensors file with the initial values of its
+    trainable parameters; other machines are told their `layout`, a digest of names and shapes.
+    """
 
     architecture: Name | None = None
     config: dict[Key, PlainJson] = Field(default_factory=dict, max_length=256)
     pretrained: HubNameOrFolder | None = None
     revision: Revision = "main"
+    weights: Annotated[str, AfterValidator(_own_file)] | None = None
+    layout: Digest | None = None
+
+    @property
+    def of_a_script(self) -> bool:
+        """Only a script can build it."""
+        return self.weights is not None or self.layout is not None
 
     @model_validator(mode="after")
     def _exactly_one_origin(self) -> ModelSpec:
-        if (self.architecture is None) == (self.pretrained is None):
-            raise ValueError("give exactly one of 'architecture' (with 'config') and 'pretrained'")
+        origins = [self.architecture is not None, self.pretrained is not None, self.of_a_script]
+        if origins.count(True) != 1 or (self.weights is not None and self.layout is not None):
+            raise ValueError("give exactly one of 'architecture' (with 'config'), 'pretrained' and 'weights'")
         return self
 
 

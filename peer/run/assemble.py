@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from peer.data.batches import Batches, DataState
@@ -117,7 +118,7 @@ def assemble(
     resumed = read_resumed(
         settings, manifest, FlatLayout.of(model).numel, recipe.optimizer.num_buffers, kept_beside(recipe)
     )
-    shared = _share(agent, model, recipe, resumed)
+    shared = share(agent, model, recipe, resumed)
     model.to(device)  # type: ignore[arg-type]
     document_end = tokenizer.eos_id if manifest.data.document_mask else None
     check_trains(manifest.model, model, manifest.data.sequence_length, document_end)
@@ -125,7 +126,7 @@ def assemble(
     optimizer = _optimizer(model, manifest, recipe, resumed, compute.eight_bit)
     inner, rounds = recipe.inner_settings(manifest.inner), manifest.rounds
     hook, second = hook_of(recipe.local, model, shared.layout, optimizer, inner, compute)
-    local = _local_anchor(shared, recipe, device, hook, second)
+    local = local_anchor(shared, recipe, device, hook, second)
     limits = Limits(total_rounds=rounds.total, tokens_total=rounds.tokens_total, max_rounds=settings.max_rounds)
     # a restarted agent joins this run and no other
     start = start.model_copy(update={"run_id": manifest.run_id})
@@ -153,9 +154,10 @@ def _fitting_compute(settings: PeerSettings, plan: RunPlan, vocab_size: int, dev
     return compute
 
 
-def _local_anchor(
-    shared: Shared, recipe: Recipe, device: torch.device, hook: StepHook, second: SecondTrajectory | None
+def local_anchor(
+    shared: Shared, recipe: Recipe, device: torch.device, hook: StepHook, second: SecondTrajectory | None = None
 ) -> LocalAnchor:
+    """The local parameters of this process, and the anchor that they were trained from."""
     local = LocalAnchor(
         shared.memory, shared.replica, recipe.optimizer, recipe.late_merge, shared.layout.sizes, hook, second
     )
@@ -174,9 +176,16 @@ class Shared:
     mapped: Mapped
 
 
-def _share(agent: AgentProcess, model: PreTrainedModel, recipe: Recipe, resumed: Resumed | None) -> Shared:
-    """The shared memory with the genesis anchor in it; on resume with the resumed state, and the model likewise."""
-    layout, optimizer = FlatLayout.of(model, recipe.cut), recipe.optimizer
+def share(
+    agent: AgentProcess, model: nn.Module, recipe: Recipe, resumed: Resumed | None = None,
+    layout: FlatLayout | None = None,
+) -> Shared:  # fmt: skip
+    """The shared memory with the genesis anchor in it; on resume with the resumed state, and the model likewise.
+
+    Args:
+        layout: of the model; None: of all its parameters, in the recipe's fragments.
+    """
+    layout, optimizer = layout or FlatLayout.of(model, recipe.cut), recipe.optimizer
     largest = max(layout.sizes, default=layout.numel)
     memory = SharedState(agent.memory_descriptor, layout.numel, optimizer.num_buffers, largest)
     layout.copy_to_flat(model, memory.anchor)

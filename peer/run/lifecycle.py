@@ -101,6 +101,11 @@ def live(
 def _prepare(settings: PeerSettings, addresses: Sequence[PeerAddress], identity_path: Path) -> Start:
     set_threads(settings.torch_threads)
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    return start_message(settings, addresses, identity_path)
+
+
+def start_message(settings: PeerSettings, addresses: Sequence[PeerAddress], identity_path: Path) -> Start:
+    """What an agent is told first."""
     return Start(
         initial_peers=tuple(str(address) for address in addresses),
         host_maddrs=settings.host_maddrs,

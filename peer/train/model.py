@@ -97,6 +97,11 @@ def measure_model(spec: ModelSpec, vocab_size: int) -> ModelSize:
     Raises:
         UserError: as `build_model`, or the layout alone takes too long or too much.
     """
+    if spec.of_a_script:
+        raise UserError(
+            "this run's model is that of a script: it has no architecture of transformers",
+            "join with the script, by atoll.Swarm",
+        )
     what = f"the model {spec.architecture or spec.pretrained}"
     return ModelSize(**run_bounded(lambda: _sizes(spec, vocab_size), what, "choose a smaller model"))
 

@@ -7,7 +7,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, NamedTuple
@@ -82,6 +82,14 @@ class FlatLayout:
             offsets=tuple(offsets[:-1]), numel=offsets[-1], sizes=tuple(sizes) if num_fragments > 1 else (),
         )  # fmt: skip
 
+    @classmethod
+    def of_named(cls, named: Iterable[tuple[str, tuple[int, ...]]]) -> FlatLayout:
+        """The layout of parameters by their names: the same in every program that has them, whatever their order."""
+        named = sorted(named)
+        offsets = list(itertools.accumulate((math.prod(shape) for _, shape in named), initial=0))
+        names, shapes = tuple(name for name, _ in named), tuple(shape for _, shape in named)
+        return cls(names=names, shapes=shapes, offsets=tuple(offsets[:-1]), numel=offsets[-1])
+
     @property
     def hidden(self) -> tuple[int, ...]:
         """Places of the matrices inside transformer blocks, ascending."""
@@ -132,7 +140,8 @@ class FlatLayout:
         assert flat.dtype == torch.float32, f"flat vector is {flat.dtype}, must be torch.float32"
         assert flat.device.type == "cpu", f"flat vector is on {flat.device}, must be on the CPU"
         parameters, copied = dict(_floating_parameters(model)), 0
-        assert parameters.keys() == set(self.names), f"parameters {sorted(parameters.keys() ^ set(self.names))} differ"
+        missing = sorted(set(self.names) - parameters.keys())
+        assert not missing, f"parameters {missing} are not there"
         for name, shape, offset in zip(self.names, self.shapes, self.offsets, strict=True):
             parameter = parameters[name]
             assert parameter.shape == shape, f"{name} has shape {tuple(parameter.shape)}, the layout has {shape}"

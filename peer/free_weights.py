@@ -1,0 +1,75 @@
+"""The initial values of a model that only scripts can build: a safetensors file of its trainable parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from peer.errors import UserError
+from peer.outer.state.flat_layout import FlatLayout
+
+HINT = "write the file with atoll.save_weights(model, path)"
+
+
+def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that a swarm trains, by name; tied ones appear once."""
+    return {name: one for name, one in model.named_parameters() if one.requires_grad and one.is_floating_point()}
+
+
+def layout_of(model: nn.Module) -> FlatLayout:
+    """Where each trainable parameter of a script's model lies in the flat vector.
+
+    Raises:
+        UserError: there is none.
+    """
+    named = trainable(model)
+    if not named:
+        raise UserError("the model has no trainable parameter", "set requires_grad on those that the swarm trains")
+    return FlatLayout.of_named((name, tuple(one.shape)) for name, one in named.items())
+
+
+def save_weights(model: nn.Module, path: str | Path) -> None:
+    """Write the trainable parameters of a model, fp32: what `model.weights` in a manifest names."""
+    save_file({name: one.detach().float().cpu().contiguous() for name, one in trainable(model).items()}, path)
+
+
+def layout_of_file(path: Path) -> FlatLayout:
+    """The layout of the parameters in a file; reads its header alone.
+
+    Raises:
+        UserError: no such file, or nothing in it.
+    """
+    with _opened(path) as file:
+        named = [(name, tuple(file.get_slice(name).get_shape())) for name in file.keys()]  # noqa: SIM118
+    if not named:
+        raise UserError(f"model.weights: {path} holds no tensor", HINT)
+    return FlatLayout.of_named(named)
+
+
+def read_weights(path: Path) -> Tensor:
+    """The flat vector of the parameters in a file, fp32 [P].
+
+    Raises:
+        UserError: no such file, or values that are not finite.
+    """
+    with _opened(path) as file:
+        flat = torch.cat([file.get_tensor(name).float().flatten() for name in sorted(file.keys())])
+    if not bool(flat.isfinite().all()):
+        raise UserError(f"model.weights: {path} holds values that are not finite (NaN or infinity)", HINT)
+    return flat
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"model.weights: {path} cannot be read: {error}", HINT) from None

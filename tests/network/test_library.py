@@ -1,0 +1,95 @@
+"""Scripts written the way people write them, as peers: the examples, in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from peer.explain.journal import ROUNDS_FILE
+from tests.network.bootstraps import DILOCO, MANIFEST, BootstrapProcess
+from tests.network.processes import until
+
+ROOT = Path(__file__).resolve().parents[2]
+ROUNDS = 300  # a peer that comes late must find them at work
+
+
+class Script:
+    """An example as a child; its peer listens on loopback alone."""
+
+    def __init__(self, folder: Path, example: str, *argv: object) -> None:
+        self.folder, self.log = folder, folder.with_suffix(".log")
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "ATOLL_HOST_MADDRS": "/ip4/127.0.0.1/tcp/0",
+                       "ATOLL_NAT_PORT_MAP": "false", "PYTHONPATH": str(ROOT)}  # fmt: skip
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, str(ROOT / "examples" / example), *map(str, argv), "--output-dir", str(folder)],
+                env=environment, stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+
+    @property
+    def rounds(self) -> int:
+        path = self.folder / ROUNDS_FILE
+        return path.read_text().count('"committed"') if path.exists() else 0
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.mark.timeout(240)
+def test_scripts_with_a_model_of_their_own_end_with_equal_weights(tmp_path: Path, stack: ExitStack) -> None:
+    """Three peers; one is killed, a fourth comes late."""
+    subprocess.run(
+        [sys.executable, str(ROOT / "examples/own_loop.py"), "--init", str(tmp_path / "run"), "--rounds", str(ROUNDS)],
+        check=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    bootstrap = stack.enter_context(closing(
+        BootstrapProcess(tmp_path / "bootstrap", (tmp_path / "run/run.yaml").read_text())
+    ))  # fmt: skip
+
+    def start(name: str) -> Script:
+        script = Script(tmp_path / name, "own_loop.py", "--join", bootstrap.address)
+        return stack.enter_context(closing(script))
+
+    one, two, victim = map(start, ("one", "two", "victim"))
+    until(lambda: min(script.rounds for script in (one, two, victim)) >= 2, 100.0, one.log.read_text)
+    os.killpg(victim.process.pid, signal.SIGKILL)
+    late = start("late")
+    for script in (one, two, late):
+        assert script.process.wait(120.0) == 0, script.log.read_text()
+        assert re.search(rf"accuracy (0\.9|1\.0).* after round {ROUNDS}\n", script.log.read_text())
+    assert late.rounds >= 1
+    first, *others = (load_file(script.folder / "model.safetensors") for script in (one, two, late))
+    assert all(other.keys() == first.keys() for other in others)
+    assert all(bool((other[name] == first[name]).all()) for other in others for name in first)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_the_trainer_of_transformers_takes_part_beside_atoll_join(tmp_path: Path, stack: ExitStack) -> None:
+    text, manifest = tmp_path / "text.txt", tmp_path / "run.yaml"
+    text.write_text("the quick brown fox jumps over the lazy dog\n" * 400)
+    manifest.write_text(MANIFEST.format(hidden=16, recipe=DILOCO, steps=10, wait=5.0, total=", total: 6"))
+    bootstrap = stack.enter_context(closing(BootstrapProcess(tmp_path / "bootstrap", manifest.read_text())))
+    common = (bootstrap.address, "--manifest", manifest, "--text", text)
+    one, two = (stack.enter_context(closing(Script(tmp_path / name, "hf_trainer.py", *common))) for name in "ab")
+    for script in (one, two):
+        assert script.process.wait(200.0) == 0, script.log.read_text()
+        assert script.rounds >= 4
+        assert "swarm_round" in script.log.read_text()

@@ -1,0 +1,115 @@
+"""What `atoll.Swarm` refuses, and the weights of a script's model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+import atoll
+from peer.data.tokenizer import ByteTokenizer
+from peer.errors import UserError
+from peer.free_weights import layout_of, layout_of_file, read_weights
+from peer.genesis import checked_genesis
+from peer.outer.recipe.published import RECIPES
+from peer.outer.recipe.recipe import Recipe
+from peer.protocol.manifest import ORGANISER, parse_manifest
+from peer.train.model import measure_model
+from peer.use.swarm import _check_recipe
+
+
+def network() -> nn.Module:
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+    model[0].bias.requires_grad_(False)
+    return model
+
+
+def manifest_text(path: Path, recipe: str = "diloco") -> str:
+    return f"name: free\nmodel: {{weights: {path}}}\nrecipe: {{name: {recipe}}}\n"
+
+
+def test_the_genesis_of_a_script_is_its_trainable_parameters_by_name(tmp_path: Path) -> None:
+    model, path = network(), tmp_path / "initial.safetensors"
+    atoll.save_weights(model, path)
+    layout = layout_of(model)
+    assert layout.names == ("0.weight", "1.bias", "1.weight", "2.bias", "2.weight")
+    assert layout_of_file(path) == layout
+    manifest = parse_manifest(manifest_text(path), "test", ORGANISER)
+    state = checked_genesis(manifest, ByteTokenizer())
+    expected = torch.cat([dict(model.named_parameters())[name].detach().flatten() for name in layout.names])
+    assert torch.equal(state.anchor, expected)
+    flat = torch.empty(layout.numel)
+    layout.copy_to_flat(model, flat)
+    assert torch.equal(flat, expected)
+    layout.copy_from_flat(torch.zeros(layout.numel), model)
+    assert all(bool((one == 0).all()) == (name in layout.names) for name, one in model.named_parameters())
+
+
+def test_weights_name_a_file_of_the_organiser_alone(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        parse_manifest(manifest_text(tmp_path / "x"), "the network")
+    assert "model.weights" in caught.value.hint
+    assert "names a file of the organiser's machine" in caught.value.hint
+
+
+@pytest.mark.parametrize(("content", "reason"), [
+    (None, "cannot be read"), (b"no tensors", "cannot be read"), ({}, "holds no tensor"),
+    ({"a": torch.tensor([1.0, float("nan")])}, "not finite"),
+])  # fmt: skip
+def test_weights_that_are_none_are_refused(tmp_path: Path, content: object, reason: str) -> None:
+    path = tmp_path / "initial.safetensors"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content is not None:
+        save_file(content, path)
+    with pytest.raises(UserError, match=reason):
+        (read_weights if reason == "not finite" else layout_of_file)(path)
+
+
+def test_fragments_need_blocks_that_are_known(tmp_path: Path) -> None:
+    atoll.save_weights(network(), tmp_path / "x")
+    manifest = parse_manifest(manifest_text(tmp_path / "x", "streaming-diloco"), "test", ORGANISER)
+    with pytest.raises(UserError, match="synchronises fragments of transformer blocks"):
+        checked_genesis(manifest, ByteTokenizer())
+
+
+def test_atoll_join_has_no_model_for_such_a_run() -> None:
+    spec = parse_manifest(f"name: x\nmodel: {{layout: '{'0' * 64}'}}\n", "test").model
+    with pytest.raises(UserError, match="this run's model is that of a script"):
+        measure_model(spec, 259)
+
+
+def allowed(recipe: Recipe) -> bool:
+    try:
+        _check_recipe(recipe)
+    except UserError:
+        return False
+    return True
+
+
+def test_recipes_that_change_the_steps_themselves_are_refused() -> None:
+    fine = {name for name, recipe in RECIPES.items() if allowed(recipe)}
+    assert {"lagoon", "diloco", "streaming-diloco", "sparseloco", "fedadam", "eager-diloco"} <= fine
+    assert not fine & {"ddp", "demo", "distro", "fedprox", "fedglomo", "selsync"}
+
+
+def test_a_swarm_outside_of_its_block_says_so(tmp_path: Path) -> None:
+    model = network()
+    swarm = atoll.Swarm(
+        "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWKmmM9Y5H6oezr6EDRhBYuxX24zB2Ryv6XrVcmTra4uad", model,
+        torch.optim.SGD(model.parameters(), 0.1), output_dir=tmp_path / "out",
+    )  # fmt: skip
+    with pytest.raises(UserError, match="this Swarm is closed"):
+        swarm.after_step(tokens=1)
+    with pytest.raises(UserError, match=r"after_step\(tokens=0\)"):
+        swarm.after_step(tokens=0)
+    with pytest.raises(UserError, match="connection refused"), swarm:
+        pass
+    swarm.close()
+    with pytest.raises(UserError, match="unknown setting"):
+        atoll.Swarm("/ip4/127.0.0.1/tcp/1/p2p/12D3KooWKmmM9Y5H6oezr6EDRhBYuxX24zB2Ryv6XrVcmTra4uad", model,
+                    torch.optim.SGD(model.parameters(), 0.1), nicknam="x")  # fmt: skip

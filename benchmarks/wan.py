@@ -1,0 +1,234 @@
+"""How much of their time peers on slow, distant lines compute, and what they send: real peers, real training."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from benchmarks.figures import BenchReport, Say, benchmark_parser, check_count, documents, run_benchmark
+from benchmarks.wan_report import HEADER, WanRow, draw, figures, line, peak_mbit
+from peer.errors import UserError
+from peer.outer.recipe.published import RECIPES
+from peer.outer.recipe.resolve import missing_on_a_swarm
+from peer.system.output_files import check_output_file
+from peer.telemetry.metrics import read_metrics
+from tests.network.bootstraps import BootstrapProcess
+from tests.network.chaos.namespaces import Internet
+from tests.network.chaos.relay import Link
+
+NAME, PEERS, FRAGMENTS = "wan", 4, 4
+ABOUT = "How much of their time four peers compute that train 0.8M parameters together over slow, distant lines"
+NOTES = """\
+Four peers (`atoll join`) train the quickstart's model, each in a network namespace behind a relay with {slow:g}
+Mbit/s each way, {delay:g} ms one way and {loss:.0%} loss, for {seconds:g} s after their first two rounds. A step
+takes at least {step:g} s, so that four computers fit into one. {steps} steps make a round; where the recipe streams,
+each of {fragments} fragments has one in so many steps. `computing` is the share of a peer's time in which its trainer
+does not wait for its agent: the median over the peers, and the least. `waiting`: the trainer stops until its round is
+over, as in published DiLoCo. One slow peer takes ten times as long for a step. `peak` is the mean rate in the busiest
+{window:g} s, the time between two fragments, with everything that goes over the line; on {fast:g} Mbit/s, where the
+line does not flatten it, streaming is compared with DiLoCo. All processes share this machine's cores with whatever
+else ran: see the load."""
+RECIPE_TEXT = {
+    "diloco": "name: diloco, compressor: int8, outer_momentum: 0.6",
+    "streaming-diloco": f"name: streaming-diloco, compressor: int8, schedule: {{num_fragments: {FRAGMENTS}}}",
+    "lagoon": "name: lagoon",
+    "ddp": "name: ddp",
+}
+SLOW_MBIT, FAST_MBIT, DELAY_MS, LOSS = 2.0, 20.0, 100.0, 0.01
+STEPS, STEP_S, SLOWNESS = 20, 0.5, 10.0
+LOOK_S, START_S, WARM_ROUNDS = 0.5, 240.0, 2
+PORT = "/ip4/0.0.0.0/tcp/4001"
+MANIFEST = Path(__file__).parent.parent / "configs" / "runs" / "quickstart.yaml"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What is measured: a recipe, whether trainers wait, the line, whether one peer is slow."""
+
+    recipe: str
+    waits: bool = False
+    mbit: float = SLOW_MBIT
+    slow: bool = False
+
+
+def cases(chosen: Sequence[str]) -> list[Case]:
+    """In the order of the table."""
+    able = [name for name in chosen if not missing_on_a_swarm(RECIPES[name])]
+    found = [Case(recipe="diloco", waits=True)] if "diloco" in able else []
+    found += [Case(recipe=name) for name in able]
+    found += [Case(recipe=name, slow=True) for name in able if name != "ddp"]
+    return found + [Case(recipe=name, mbit=FAST_MBIT) for name in ("diloco", "streaming-diloco") if name in able]
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = benchmark_parser(
+        NAME,
+        "Makes network namespaces (as root; with iproute2 and /dev/net/tun), puts a bootstrap and four peers into\n"
+        "them, and lets them train over shaped lines, recipe after recipe.",
+    )
+    parser.add_argument("--recipes", nargs="+", default=list(RECIPE_TEXT), choices=list(RECIPE_TEXT), metavar="NAME",
+                        help=f"default: {' '.join(RECIPE_TEXT)}, as far as a swarm runs them")  # fmt: skip
+    parser.add_argument("--seconds", type=int, default=40, metavar="N", help="of each measurement (default: 40)")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the rates over time to this PNG")
+    return parser
+
+
+def measure(arguments: argparse.Namespace, say: Say) -> BenchReport:
+    """Everything, one swarm after the other."""
+    check_count("--seconds", arguments.seconds, 10)
+    for flag, path in (("--plot", arguments.plot), ("--report", arguments.report)):
+        if path is not None:
+            check_output_file(path, flag)
+    rows: list[WanRow] = []
+    missing: list[dict[str, str]] = []
+    for case in cases(list(dict.fromkeys(arguments.recipes))):
+        try:
+            with swarm(case) as machines:
+                rows.append(machines.row(case, arguments.seconds))
+        except UserError as error:
+            say(f"{case}: {error}")
+            missing.append({"case": str(case), "reason": str(error)})
+            continue
+        say(" | ".join(f"{name} {value}" for name, value in zip(HEADER, line(rows[-1]), strict=True)))
+    if not rows:
+        raise UserError("nothing could be measured", "see above")
+    if arguments.plot is not None:
+        draw(arguments.plot, rows)
+    notes = NOTES.format(
+        slow=SLOW_MBIT, fast=FAST_MBIT, delay=DELAY_MS, loss=LOSS, seconds=arguments.seconds, step=STEP_S,
+        steps=STEPS, fragments=FRAGMENTS, window=STEPS * STEP_S / FRAGMENTS,
+    )  # fmt: skip
+    options = ("--recipes", *arguments.recipes, "--seconds", str(arguments.seconds))
+    return BenchReport(
+        name=NAME, about=ABOUT, seed=arguments.seed, figures=figures(rows, FRAGMENTS), samples={}, notes=notes,
+        table=(HEADER, *map(line, rows)), options=options, more={"rows": documents(rows), "not_measured": missing},
+    )  # fmt: skip
+
+
+def manifest_of(recipe: str) -> str:
+    """The quickstart's, with another recipe."""
+    head, rest = MANIFEST.read_text().split("\nrecipe:", 1)
+    tail = rest[rest.index("\nrounds:") :]
+    steps = "" if recipe == "ddp" else f", steps_per_round: {STEPS}"
+    return f"{head}\nrecipe: {{{RECIPE_TEXT[recipe]}{steps}}}\ntrust: {{identity_work: 0, mode: private}}\n{tail}"
+
+
+@contextmanager
+def swarm(case: Case) -> Iterator[Machines]:
+    """A bootstrap on a fast line, and peers that train."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="wan-")))
+        internet = stack.enter_context(Internet())
+        internet.host("bootstrap")
+        with internet.hosts["bootstrap"].entered():
+            bootstrap = BootstrapProcess(folder / "bootstrap", manifest_of(case.recipe), port=4001, host="0.0.0.0")
+        stack.callback(bootstrap.close)
+        address = f"/ip4/{internet.addresses['bootstrap']}/tcp/4001/p2p/{bootstrap.address.split('/p2p/')[1]}"
+        machines = Machines(folder, internet)
+        for index in range(PEERS):
+            machines.start(index, address, case)
+            stack.callback(machines.end, index)
+        yield machines
+
+
+class Machines:
+    """The peers of one swarm.
+
+    Args:
+        folder: of the folders of all peers.
+    """
+
+    def __init__(self, folder: Path, internet: Internet) -> None:
+        self._folder, self._internet = folder, internet
+        self._running: list[subprocess.Popen[bytes]] = []
+
+    def start(self, index: int, address: str, case: Case) -> None:
+        """Start one of them behind its line; the last is the slow one, if any is."""
+        name, own = f"peer{index}", self._folder / f"peer{index}"
+        own.mkdir()
+        link = Link(mbit=case.mbit, delay_ms=DELAY_MS, loss=LOSS, queue_ms=500.0, seed=index)
+        self._internet.behind(name, link)
+        slow = SLOWNESS if case.slow and index == PEERS - 1 else 1.0
+        command = [
+            sys.executable, "-m", "benchmarks.wan_peer", str(STEP_S * slow), "waits" if case.waits else "goes-on",
+            address, "--output-dir", str(own), "--host-maddrs", PORT, "--nickname", name, "--logging-steps", "1",
+            "--eval-every-rounds", "0", "--save-steps", "0", "--no-nat-port-map", "--torch-threads", "1", "--json",
+            "--train-files", *map(str, sorted(Path(asyncio.__file__).parent.glob("*.py"))),
+        ]  # fmt: skip
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        with self._internet.hosts[name].entered(), (own / "console.log").open("wb") as log:
+            self._running.append(subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
+            ))  # fmt: skip
+
+    def end(self, index: int) -> None:
+        """Its agent and daemon end with it."""
+        self._running[index].send_signal(signal.SIGKILL)
+        self._running[index].wait()
+
+    def row(self, case: Case, seconds: float) -> WanRow:
+        """Wait until all take part, then look at them for so many seconds."""
+        deadline = time.monotonic() + START_S
+        while min(len(self._rounds(index)) for index in range(PEERS - case.slow)) < WARM_ROUNDS:
+            if any(peer.poll() is not None for peer in self._running) or time.monotonic() > deadline:
+                raise UserError(f"the peers made no {WARM_ROUNDS} rounds within {START_S:g} s: {self._last_words()}")
+            time.sleep(LOOK_S)
+        began, first = time.monotonic(), time.time()
+        sent = [(0.0, float(self._sent(0)))]
+        while sent[-1][0] < seconds:
+            time.sleep(LOOK_S)
+            sent.append((time.monotonic() - began, float(self._sent(0))))
+        rounds = [event for event in self._rounds(0) if event["time"] >= first]
+        window_s = STEPS * STEP_S / FRAGMENTS
+        start = sent[0][1]
+        sent = [(at, total - start) for at, total in sent]
+        return WanRow(
+            **vars(case), computing=tuple(self._computing(index, first) for index in range(PEERS)), rounds=len(rounds),
+            members=fmean([len(event["members"]) for event in rounds] or [0.0]), window_s=window_s,
+            bytes_a_round=sent[-1][1] / max(1, len(rounds)), peak_mbit=peak_mbit(sent, window_s),
+            load_average_1_min=os.getloadavg()[0], sent=tuple(sent),
+        )  # fmt: skip
+
+    def _events(self, index: int, kind: str) -> list[dict[str, Any]]:
+        events = read_metrics(self._folder / f"peer{index}" / "metrics.jsonl")
+        return [event for event in events if event["event"] == kind]
+
+    def _rounds(self, index: int) -> list[dict[str, Any]]:
+        return [event for event in self._events(index, "round") if event["status"] == "committed"]
+
+    def _computing(self, index: int, first: float) -> float:
+        """Percent of the time since `first` in which the trainer did not wait for its agent."""
+        steps = [event for event in self._events(index, "step") if event["time"] >= first]
+        if len(steps) < 2:
+            return 0.0
+        waited_s = steps[-1]["handover_wait_s"] - steps[0]["handover_wait_s"]
+        return float(100.0 * (1.0 - waited_s / (steps[-1]["time"] - steps[0]["time"])))
+
+    def _sent(self, index: int) -> int:
+        """Bytes that have left the line of a peer: what its side of the router has received."""
+        with self._internet.hub.entered():
+            table = Path("/proc/thread-self/net/dev").read_text()
+        device = f"t{self._internet.addresses[f'peer{index}'].split('.')[2]}"
+        counted = dict(row.split(":") for row in table.splitlines() if ":" in row)
+        return int({name.strip(): row for name, row in counted.items()}[device].split()[0])
+
+    def _last_words(self) -> str:
+        tails = self._folder.glob("peer*/console.log")
+        return " / ".join(path.read_text()[-300:] for path in sorted(tails))
+
+
+if __name__ == "__main__":
+    run_benchmark(build_parser(), measure)

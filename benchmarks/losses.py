@@ -54,9 +54,8 @@ NOTES = """\
 at a constant rate, with the outer step Nesterov, lr .7, momentum .3, and int8 payloads. Real peers are agents with
 chains, signatures and sockets of this machine, each with the production trainer; they make no step between sending
 and the arrival of the result, so that results are merged after as many steps as in the simulator. Only `diloco, going
-on` trains on meanwhile, as `atoll join` does: some {length} steps more are then under way in each round. The loss is
-that of the anchor once the last round is over, on all validation text. Seeds: initial weights and the order of the
-data."""
+on` trains on meanwhile, as `atoll join` does. The loss is that of the anchor once the last round is over, on all
+validation text. Seeds: initial weights and the order of the data."""
 TARGET, PEERS = 0.5, 3
 OUTER = "compressor: int8, outer_learning_rate: 0.7, outer_momentum: 0.3, aggregator: mean"
 RECIPES = {

@@ -92,7 +92,9 @@ def vector_swarm(shape: Shape, seed: int, names: tuple[str, ...]) -> Iterator[Te
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="atoll-benchmark-") as folder:
         swarm = VectorSwarm(Path(folder))
-        swarm.manifest_text, swarm.shapes = shape.manifest_text(seed), shape.shapes
+        # a model in fragments has another order of parameters, which only the bootstrap knows
+        swarm.manifest_text = shape.manifest_text(seed)
+        swarm.shapes = None if "num_fragments" in shape.recipe else shape.shapes
         try:
             swarm.bootstrap()
             generator = torch.Generator().manual_seed(seed)

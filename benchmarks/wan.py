@@ -39,7 +39,9 @@ does not wait for its agent: the median over the peers, and the least. `waiting`
 over, as in published DiLoCo. One slow peer takes ten times as long for a step. `peak` is the mean rate in the busiest
 {window:g} s, the time between two fragments, with everything that goes over the line; on {fast:g} Mbit/s, where the
 line does not flatten it, streaming is compared with DiLoCo. All processes share this machine's cores with whatever
-else ran: see the load."""
+else ran: see the load. A peak between two looks is that of half a second. In the picture DiLoCo's contribution and
+result are seconds apart, so that no window holds both, while one holds parts of two fragments; and what does not
+belong to a round is always there."""
 RECIPE_TEXT = {
     "diloco": "name: diloco, compressor: int8, outer_momentum: 0.6",
     "streaming-diloco": f"name: streaming-diloco, compressor: int8, schedule: {{num_fragments: {FRAGMENTS}}}",
@@ -61,6 +63,12 @@ class Case:
     waits: bool = False
     mbit: float = SLOW_MBIT
     slow: bool = False
+
+    @property
+    def what(self) -> str:
+        """For a message."""
+        waiting, slow = ", waiting" if self.waits else "", ", one slow peer" if self.slow else ""
+        return f"{self.recipe}{waiting} on {self.mbit:g} Mbit/s{slow}"
 
 
 def cases(chosen: Sequence[str]) -> list[Case]:
@@ -99,18 +107,25 @@ def measure(arguments: argparse.Namespace, say: Say) -> BenchReport:
             with swarm(case) as machines:
                 rows.append(machines.row(case, arguments.seconds))
         except UserError as error:
-            say(f"{case}: {error}")
-            missing.append({"case": str(case), "reason": str(error)})
+            say(f"{case.what}: {error}")
+            missing.append({"case": case.what, "reason": error.what})
             continue
         say(" | ".join(f"{name} {value}" for name, value in zip(HEADER, line(rows[-1]), strict=True)))
     if not rows:
         raise UserError("nothing could be measured", "see above")
     if arguments.plot is not None:
         draw(arguments.plot, rows)
+    return report_of(rows, missing, arguments)
+
+
+def report_of(rows: Sequence[WanRow], missing: Sequence[dict[str, str]], arguments: argparse.Namespace) -> BenchReport:
+    """The report of these rows; `missing`: cases that could not be measured, and why."""
     notes = NOTES.format(
         slow=SLOW_MBIT, fast=FAST_MBIT, delay=DELAY_MS, loss=LOSS, seconds=arguments.seconds, step=STEP_S,
         steps=STEPS, fragments=FRAGMENTS, window=STEPS * STEP_S / FRAGMENTS,
     )  # fmt: skip
+    for one in missing:
+        notes = f"{notes} Not measured: {one['case']}: {one['reason'].split(':')[0]}."
     options = ("--recipes", *arguments.recipes, "--seconds", str(arguments.seconds))
     return BenchReport(
         name=NAME, about=ABOUT, seed=arguments.seed, figures=figures(rows, FRAGMENTS), samples={}, notes=notes,

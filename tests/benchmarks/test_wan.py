@@ -40,8 +40,9 @@ def test_goals_are_those_of_the_lines_and_the_peak_is_compared_on_the_fast_one()
     assert found["diloco, 2 Mbit/s: computing"].met is True  # the median
     slow = found["lagoon, one slow peer: least of the others"]
     assert (slow.value, slow.met) == (94.0, False)
-    peak = found["peak of streaming-diloco over diloco's"]
+    peak = found["peak of streaming-diloco over diloco's, in 2.5 s"]
     assert (round(peak.value, 3), peak.limit, peak.met) == (32.5, 30.0, False)
+    assert round(found["peak of streaming-diloco over diloco's, between two looks"].value, 3) == 100.0
     assert line(rows[2])[:5] == ("lagoon", "2", "yes", "95.0%", "10.0%")
 
 

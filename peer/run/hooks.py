@@ -62,7 +62,6 @@ class PeerHooks:
         self._throughput, self._report = throughput_of(peer), TrainerReport(peer)
         hours = peer.settings.active_hours
         self._hours = None if hours is None else ActiveHours.parse(hours)
-        self._swarm_tokens = 0
         self._agent_starts = peer.agent.starts
         self.records: list[RoundRecord] = []
         self.validation: list[tuple[int, float]] = []
@@ -134,7 +133,7 @@ class PeerHooks:
             loss=loss,
             tokens=sync.tokens,
             step=sync.step,
-            swarm_tokens=self._swarm_tokens,
+            swarm_tokens=sync.swarm_tokens,
         )
         return loss
 
@@ -198,7 +197,6 @@ class PeerHooks:
         self.records.append(record)
         self._metrics.write("round", **record.model_dump(mode="json"))
         if record.status == "committed":
-            self._swarm_tokens += sum(record.weights)
             exchange_s = record.seconds["total"] - record.seconds.get("match", 0.0)  # gathering waits for the late
             peers = len(record.members)
             if record.drawn and peers == 1:

@@ -25,7 +25,7 @@ _BLANK = 0x2800
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
+class CoursePoint:
     """One moment: rounds and tokens of the whole run, losses in nats per token."""
 
     time: float
@@ -51,14 +51,14 @@ class Course:
     ) -> None:
         self.total_rounds, self.tokens_total = total_rounds, tokens_total
         self._clock = clock
-        self.points: list[Point] = []
+        self.points: list[CoursePoint] = []
         self._paces: deque[tuple[float, float]] = deque()
         self.utilisation: float | None = None
 
     def add(self, round: int, tokens: int, loss: float | None, validation: float | None = None) -> None:
         """The figures of now."""
         now = self._clock()
-        self.points.append(Point(time=now, round=round, tokens=tokens, loss=loss, validation=validation))
+        self.points.append(CoursePoint(time=now, round=round, tokens=tokens, loss=loss, validation=validation))
         if len(self.points) > MAX_POINTS:
             self.points = [*self.points[:-1:2], self.points[-1]]
         self._paces.append((now, self._done(round, tokens)))
@@ -111,7 +111,7 @@ class LossChart:
         lines: of the whole chart, with the axis below.
     """
 
-    def __init__(self, points: Sequence[Point], lines: int = CHART_LINES) -> None:
+    def __init__(self, points: Sequence[CoursePoint], lines: int = CHART_LINES) -> None:
         self._points, self._lines = list(points), max(3, lines)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:

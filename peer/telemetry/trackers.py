@@ -102,7 +102,7 @@ class TensorBoard:
 TRACKERS: dict[str, Callable[[RunLabels], Tracker]] = {"wandb": Wandb, "trackio": Trackio, "tensorboard": TensorBoard}
 
 
-class _Worker:
+class _TrackerThread:
     """One tracker and its thread.
 
     Attributes:
@@ -148,7 +148,7 @@ class Trackers:
     """
 
     def __init__(self, names: tuple[str, ...], labels: RunLabels) -> None:
-        self._workers = [_Worker(name, labels) for name in dict.fromkeys(names)]
+        self._workers = [_TrackerThread(name, labels) for name in dict.fromkeys(names)]
         self._step = 0
 
     def take(self, event: str, fields: Mapping[str, Any]) -> None:

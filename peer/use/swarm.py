@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class _Step:
+class _ScriptStep:
     tokens: int
     loss: float
     grad_norm: float
@@ -113,7 +113,7 @@ class Swarm:
         """
         if tokens < 1:
             raise UserError(f"after_step(tokens={tokens})", "a step trains on at least one token, or sample")
-        self._sync.after_step(_Step(tokens, loss, grad_norm))
+        self._sync.after_step(_ScriptStep(tokens, loss, grad_norm))
 
     @property
     def finished(self) -> bool:

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from peer.telemetry.course import MAX_POINTS, Course, LossChart, Point
+from peer.telemetry.course import MAX_POINTS, Course, CoursePoint, LossChart
 
 
 def course(total_rounds=None, tokens_total=None):
@@ -65,7 +65,7 @@ def drawn(points, width=60, lines=6):
 
 
 def test_a_falling_loss_goes_down_from_the_left_to_the_right() -> None:
-    points = [Point(time=float(k), round=k, tokens=k, loss=5.0 - k / 100) for k in range(200)]
+    points = [CoursePoint(time=float(k), round=k, tokens=k, loss=5.0 - k / 100) for k in range(200)]
     lines = drawn(points)
     assert len(lines) == 6
     canvas = [line[10:].ljust(50) for line in lines[:-1]]
@@ -79,7 +79,8 @@ def test_a_falling_loss_goes_down_from_the_left_to_the_right() -> None:
 
 
 def test_validation_is_drawn_beside_it_and_one_spike_scales_nothing() -> None:
-    points = [Point(time=float(k), round=k, tokens=k, loss=2.0 + (k == 7) * 1e6, validation=1.0) for k in range(200)]
+    losses = [2.0 + (k == 7) * 1e6 for k in range(200)]
+    points = [CoursePoint(time=float(k), round=k, tokens=k, loss=loss, validation=1.0) for k, loss in enumerate(losses)]
     lines = drawn(points)
     assert "training validation" in lines[-1]
     assert float(lines[0][:8]) < 2.1
@@ -87,13 +88,14 @@ def test_validation_is_drawn_beside_it_and_one_spike_scales_nothing() -> None:
 
 @pytest.mark.parametrize(
     "points",
-    [[], [Point(time=1.0, round=1, tokens=1, loss=1.0)], [Point(time=float(k), round=1, tokens=1) for k in range(9)],
-     [Point(time=float(k), round=1, tokens=1, loss=float("nan")) for k in range(9)]],
+    [[], [CoursePoint(time=1.0, round=1, tokens=1, loss=1.0)],
+     [CoursePoint(time=float(k), round=1, tokens=1) for k in range(9)],
+     [CoursePoint(time=float(k), round=1, tokens=1, loss=float("nan")) for k in range(9)]],
 )  # fmt: skip
 def test_nothing_is_drawn_of_nothing(points) -> None:
     assert drawn(points) in ([], [""])
 
 
 def test_a_constant_loss_is_a_line() -> None:
-    lines = drawn([Point(time=float(k), round=1, tokens=1, loss=2.0) for k in range(9)])
+    lines = drawn([CoursePoint(time=float(k), round=1, tokens=1, loss=2.0) for k in range(9)])
     assert sum(bool(line[10:].strip()) for line in lines[:-1]) == 1

@@ -136,11 +136,13 @@ def test_how_a_run_ends_is_said_and_what_is_missing_is_in_the_exit_code(
     odd_folder = tmp_path / "odd-shim"
     odd_folder.mkdir()
     no_fsync = preload(odd_folder, NO_FOLDER_FSYNC, "REASON=EINVAL")
-    with (
-        closing(JoinedPeer(tmp_path / "odd", bootstrap.address, "--save-steps", "5", env=no_fsync)) as odd,
-        closing(JoinedPeer(tmp_path / "brief", bootstrap.address, "--max-rounds", "1")) as brief,
-        closing(JoinedPeer(tmp_path / "tight", bootstrap.address, env=no_space)) as tight,
-    ):
+    with ExitStack() as stack:
+        def join(name: str, *flags: str, env: dict[str, str] | None = None) -> JoinedPeer:
+            return stack.enter_context(closing(JoinedPeer(tmp_path / name, bootstrap.address, *flags, env=env)))
+
+        brief = join("brief", "--max-rounds", "1")
+        brief.wait_for(lambda: brief.step > 0)  # the other two need each other for the last rounds, and not this one
+        odd, tight = join("odd", "--save-steps", "5", env=no_fsync), join("tight", env=no_space)
         tight.wait_for(lambda: tight.step > 0)
         full.touch()
         until(lambda: all(peer.process.poll() is not None for peer in (odd, brief, tight)), 100.0, odd.log_text)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-TOKENS, VOCAB = 2 * 128, 128 * 1024
+TOKENS, VOCAB = 2 * 256, 128 * 1024
 CHILD = f"""
 import sys
 import torch

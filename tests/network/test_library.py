@@ -19,7 +19,7 @@ from tests.network.bootstraps import DILOCO, MANIFEST, BootstrapProcess
 from tests.network.processes import until
 
 ROOT = Path(__file__).resolve().parents[2]
-ROUNDS = 300  # a peer that comes late must find them at work
+ROUNDS = 200  # a peer that comes late must find them at work
 
 
 class Script:

@@ -32,7 +32,12 @@ def at_end(member: Member) -> bool:
     return head is not None and head.round == ROUNDS and not member.in_round
 
 
-@pytest.mark.parametrize("name", RECIPES)
+LONG = {"fedprox-decoupled", "papa", "fedglomo"}  # the others see the same parts of a peer
+
+
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=pytest.mark.long) if name in LONG else name for name in RECIPES
+])  # fmt: skip
 def test_three_peers_go_the_simulators_way_through_a_kill_and_with_a_newcomer(
     make_swarm: Callable[..., TestSwarm], name: str
 ) -> None:

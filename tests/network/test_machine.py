@@ -225,6 +225,7 @@ def test_an_edited_manifest_in_the_old_folder_is_another_run(tmp_path: Path, ope
     assert {path.name: path.read_bytes() for path in (tmp_path / "state").glob("genesis.*")} == before
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_members_are_told_that_their_bootstrap_serves_another_run(tmp_path: Path) -> None:
     with socket.socket() as probe:

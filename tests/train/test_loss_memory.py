@@ -30,6 +30,7 @@ print(loss.item(), 1024 * (peak() - before))
 """
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_the_peak_of_a_large_vocabulary_is_less_than_a_quarter_of_that_of_all_logits():
     found = {}

@@ -19,7 +19,7 @@ from tests.network.bootstraps import DILOCO, MANIFEST, BootstrapProcess
 from tests.network.processes import until
 
 ROOT = Path(__file__).resolve().parents[2]
-ROUNDS = 200  # a peer that comes late must find them at work
+ROUNDS = 250  # half a minute and more: a peer that comes late finds them at work
 
 
 class Script:
@@ -59,8 +59,9 @@ def test_scripts_with_a_model_of_their_own_end_with_equal_weights(tmp_path: Path
         [sys.executable, str(ROOT / "examples/own_loop.py"), "--init", str(tmp_path / "run"), "--rounds", str(ROUNDS)],
         check=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
+    text = (tmp_path / "run/run.yaml").read_text()
     bootstrap = stack.enter_context(closing(
-        BootstrapProcess(tmp_path / "bootstrap", (tmp_path / "run/run.yaml").read_text())
+        BootstrapProcess(tmp_path / "bootstrap", text.replace("steps_per_round: 20", "steps_per_round: 60"))
     ))  # fmt: skip
 
     def start(name: str) -> Script:
@@ -68,7 +69,8 @@ def test_scripts_with_a_model_of_their_own_end_with_equal_weights(tmp_path: Path
         return stack.enter_context(closing(script))
 
     one, two, victim = map(start, ("one", "two", "victim"))
-    until(lambda: min(script.rounds for script in (one, two, victim)) >= 2, 100.0, one.log.read_text)
+    # until all three have passed probation: half of those that have must remain for a newcomer to follow
+    until(lambda: min(script.rounds for script in (one, two, victim)) >= 15, 100.0, one.log.read_text)
     os.killpg(victim.process.pid, signal.SIGKILL)
     late = start("late")
     for script in (one, two, late):

@@ -72,7 +72,7 @@ dist: env ## sdist and wheel in dist/; the wheel installed into an empty environ
 	$(BIN)/python -m build --outdir dist .
 	rm -rf build/installed && $(PYTHON) -m venv build/installed
 	build/installed/bin/pip install --quiet --disable-pip-version-check -c constraints.txt dist/*.whl
-	cd build && installed/bin/atoll demo --rounds 3 --output-dir demo
+	cd build && installed/bin/atoll demo --rounds 8 --output-dir demo
 
 chaos: env ## kills, stops, partitions, links, hostile peers, floods, clocks, disks, secrets, a soak (MINUTES=60 a campaign, SEED=17, RESUME=1 goes on)
 	$(BIN)/python -m tests.network.chaos --report docs/results/chaos.json --seed $(SEED) --minutes $(MINUTES) \

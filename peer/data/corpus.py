@@ -109,7 +109,7 @@ def open_corpus(
 
 
 def _of_the_run(spec: DataSpec, options: ReadingOptions) -> Sequence[TextSource]:
-    """What all peers validate on; nothing if it is out of reach: a peer can train on its own files all the same."""
+    """The sources that all peers validate on; none if they cannot be reached: the peer then trains without them."""
     try:
         return list_sources(spec, (), private_urls=options.private_urls)
     except UserError as error:

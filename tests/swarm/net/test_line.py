@@ -19,7 +19,7 @@ DAY = 86_400.0
 
 
 class World:
-    """Time that passes when a limit makes somebody wait."""
+    """A clock that advances when a limit makes a sender wait."""
 
     def __init__(self, folder, **limits):
         self.now, self.passed = 0.0, []

@@ -135,8 +135,8 @@ def assemble(
     if resumed is not None:
         sync.resume(resumed.state["progress"], resumed.tensors.get("second", {}))
     rate = rate_of(plan, sync, resumed is not None)
-    limit = ComputeLimit.of(recipe.straggler.timeout, device)
-    trainer = Trainer(model.train(), optimizer, inner, rate, hook=hook, compute=compute, limit=limit)
+    hook.limit = ComputeLimit.of(recipe.straggler.timeout, device)
+    trainer = Trainer(model.train(), optimizer, inner, rate, hook=hook, compute=compute)
     return Peer(
         settings=settings, manifest=manifest, published=published, recipe=recipe, agent=agent, model=model,
         replica=shared.replica, optimizer=trainer.optimizer, trainer=trainer, text=text, sync=sync,

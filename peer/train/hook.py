@@ -7,10 +7,17 @@ from collections.abc import Callable
 from torch import Tensor
 
 from peer.train.batch import Batch
+from peer.train.compute_limit import ComputeLimit
 
 
 class StepHook:
-    """What a recipe adds to the steps of a `Trainer`; by itself, it changes nothing."""
+    """What a recipe adds to the steps of a `Trainer`; by itself, it changes nothing.
+
+    Attributes:
+        limit: stops a step at its time limit, where the recipe has one.
+    """
+
+    limit: ComputeLimit | None = None
 
     def begin_round(self, anchor: Tensor) -> None:
         """The model has taken up a new anchor (fp32 [P] on the CPU, unchanged until the next), or went back to one."""

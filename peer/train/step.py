@@ -56,7 +56,6 @@ class Trainer:
         compute: how this peer computes; it changes no mathematics.
         hook: what the recipe adds.
         clock: seconds, monotonic.
-        limit: stops a step at its time limit.
 
     Attributes:
         precision: of matrix products.
@@ -70,7 +69,6 @@ class Trainer:
     def __init__(
         self, model: PreTrainedModel, optimizer: Optimizer, inner: InnerSpec, lr_at: Callable[[], float], *,
         compute: Compute = DEFAULT, hook: StepHook | None = None, clock: Clock = time.perf_counter,
-        limit: ComputeLimit | None = None,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
@@ -82,7 +80,7 @@ class Trainer:
         self._device, self._lr_at, self._clock = model.device, lr_at, clock
         self._loss = LanguageLoss(model, autocast(self._device, compute.precision), inner.router_loss)
         self._scale = LossScale() if compute.precision == "fp16" else None
-        self._limit, self._computed = limit, 0
+        self._computed = 0
         self._halve_on_out_of_memory = compute.auto_micro_batch
 
     def step(self, batch: Batch | Tensor) -> StepResult:
@@ -155,8 +153,8 @@ class Trainer:
     def _accumulate(self, batch: Batch) -> Tensor:
         micro_batches = batch.micro_batches(self.micro_batch or len(batch.inputs_bt))
         scale = 1.0 if self._scale is None else self._scale.value
-        if self._limit is not None:
-            return self._accumulate_in_time(batch, micro_batches, self._limit, scale)
+        if self.hook.limit is not None:
+            return self._accumulate_in_time(batch, micro_batches, self.hook.limit, scale)
         losses = [self._loss.backward(micro.to(self._device), batch.tokens, scale) for micro in micro_batches]
         self._computed = batch.tokens
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()

@@ -9,6 +9,7 @@ from peer.outer.policy.straggler import ComputeTimeout
 from peer.protocol.manifest import InnerSpec
 from peer.train.compute import Compute
 from peer.train.compute_limit import TIMED_STEPS, ComputeLimit, micro_batch_of
+from peer.train.hook import StepHook
 from peer.train.step import Trainer
 from tests.train.tiny import tiny_model
 
@@ -66,7 +67,9 @@ def test_the_gradient_is_the_mean_over_what_was_computed_and_weighs_so_many_toke
         model = tiny_model()
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         before = [parameter.detach().clone() for parameter in model.parameters()]
-        trainer = Trainer(model, optimizer, inner, lambda: 1.0, compute=Compute(micro_batch=2), limit=limit)
+        hook = StepHook()
+        hook.limit = limit
+        trainer = Trainer(model, optimizer, inner, lambda: 1.0, compute=Compute(micro_batch=2), hook=hook)
         result = trainer.step(batch)
         assert result.tokens == 16
         gradients.append([one - own.detach() for one, own in zip(before, model.parameters(), strict=True)])

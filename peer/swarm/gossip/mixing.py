@@ -37,21 +37,22 @@ class Mixing:
         state: this peer's own.
 
     Attributes:
+        acceleration: of the next round, where the recipe has a second iterate.
         slices: [start, stop) of what travels as one frame.
         sizes: bytes of each frame: the payload, then with payload `delta` the anchor.
     """
 
     def __init__(self, recipe: Recipe, state: OuterState) -> None:
-        self._recipe, self._state, self._sender = recipe, state, state.wire.sender(recipe.feedback)
-        self._deltas, self._acceleration = recipe.payload == "delta", Acceleration()
+        self.recipe, self.state, self._sender = recipe, state, state.wire.sender(recipe.feedback)
+        self._deltas, self.acceleration = recipe.payload == "delta", Acceleration()
         self.slices = state.wire.slices(1, 0)
         anchors = [_ANCHORS.wire_bytes(stop - start) if self._deltas else 0 for start, stop in self.slices]
         self.sizes = [sum(both) for both in zip(state.wire.contributed_bytes(1, 0), anchors, strict=True)]
 
     def accelerate(self, rounds: int, peers: int) -> None:
         """So many rounds after the last one, among so many peers, the next one begins; see `Acceleration`."""
-        if self._recipe.merge.second_iterate:
-            self._acceleration = Acceleration(float(rounds), *self._recipe.acceleration(peers))
+        if self.recipe.merge.second_iterate:
+            self.acceleration = Acceleration(float(rounds), *self.recipe.acceleration(peers))
 
     def encode(self, index: int, snapshot: Tensor) -> bytes:
         """One frame of this peer's contribution.
@@ -59,10 +60,10 @@ class Mixing:
         Raises:
             RoundAborted: the local parameters hold NaN or infinity.
         """
-        (start, stop), anchor = self.slices[index], self._state.anchor
+        (start, stop), anchor = self.slices[index], self.state.anchor
         source, own = Source(snapshot, anchor if self._deltas else None), (start, stop)
-        if self._recipe.merge.second_iterate:
-            source, own = Source(self._acceleration.flow(self._state, snapshot, *own)[0], None), (0, stop - start)
+        if self.recipe.merge.second_iterate:
+            source, own = Source(self.acceleration.flow(self.state, snapshot, *own)[0], None), (0, stop - start)
         try:
             payload = self._sender.encode(source, *own, 0)
         except NonFiniteError as error:
@@ -85,7 +86,7 @@ class Mixing:
         Args:
             members, weights: in the order in which all add up.
         """
-        return Mixture(self._recipe, self._state, round, members, weights, me, snapshot, self._acceleration)
+        return Mixture(self, round, members, weights, me, snapshot)
 
 
 @dataclass(frozen=True)
@@ -114,14 +115,14 @@ class Mixture:
     """One round: frames in, a direction or parameters out; the state changes when `apply` is called, and not before."""
 
     def __init__(
-        self, recipe: Recipe, state: OuterState, round: int, members: Sequence[str], weights: Sequence[int], me: int,
-        snapshot: Tensor, acceleration: Acceleration,
+        self, mixing: Mixing, round: int, members: Sequence[str], weights: Sequence[int], me: int, snapshot: Tensor
     ) -> None:
+        recipe, state = mixing.recipe, mixing.state
         self._recipe, self._state, self._wire = recipe, state, state.wire
         self._round, self._members, self._me, self._snapshot = round, members, me, snapshot
         self._deltas = recipe.payload == "delta"
         self._aggregation = Aggregation(recipe.aggregator, list(weights) if self._deltas else [1] * len(members))
-        self._acceleration, self._result = acceleration, torch.empty(state.numel)
+        self._acceleration, self._result = mixing.acceleration, torch.empty(state.numel)
         self._ahead = torch.empty(state.numel if recipe.merge.second_iterate else 0)
 
     def take(self, start: int, stop: int, frames: Sequence[Payload]) -> None:

@@ -79,12 +79,15 @@ def _opened(arguments: argparse.Namespace) -> Trained:
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     if arguments.model.startswith("/") and "/p2p/" in arguments.model:
+        from rich.console import Console
+
         from peer.protocol.address import parse_peer_address
         from peer.swarm.net.socket_folder import open_socket_folder
         from peer.use.fetch import fetch
 
         open_socket_folder()
-        trained = fetch([parse_peer_address(arguments.model)])
+        with Console(stderr=True).status("fetching the swarm's state"):  # on a terminal alone
+            trained = fetch([parse_peer_address(arguments.model)])
     else:
         trained = open_trained(named_path(arguments.model))
     from peer.train.device import pick_device

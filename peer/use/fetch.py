@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import tempfile
 from collections.abc import Sequence
@@ -65,7 +66,8 @@ def _taken(agent: AgentProcess, addresses: Sequence[PeerAddress], home: Path) ->
     ))  # fmt: skip
     anchor: Anchor = agent.expect(Anchor, STATE_TIMEOUT_S)
     vectors = [memory.anchor.clone(), *(buffer.clone() for buffer in memory.buffers)]
-    agent.send(Stop())
-    agent.expect(Stopped, LEAVE_S)
+    with contextlib.suppress(AgentGoneError, UserError):  # the state is here, however the agent leaves
+        agent.send(Stop())
+        agent.expect(Stopped, LEAVE_S)
     after = After(round=anchor.round, lineage_id=anchor.lineage_id, origin=str(addresses[0]))
     return of_state(manifest, vectors, after, home)

@@ -146,14 +146,14 @@ class Swarm:
         if self._joined is None or self._agent is None:
             return
         sync, agent, self._joined = self._joined, self._agent, None
-        if sync.finished:
-            self._replica.write(sync.result)
-        try:
-            agent.send(Stop(linger_s=LINGER_S if sync.finished else 0.0))
-            agent.expect(Stopped, LINGER_S + 5.0 if sync.finished else DRAIN_S)
-        except (AgentGoneError, UserError) as gone:
-            log.warning("the agent left without its figures: %s", gone)
-        self._closing.close()
+        with self._closing:  # a second Ctrl-C does not wait for the agent's farewell
+            if sync.finished:
+                self._replica.write(sync.result)
+            try:
+                agent.send(Stop(linger_s=LINGER_S if sync.finished else 0.0))
+                agent.expect(Stopped, LINGER_S + 5.0 if sync.finished else DRAIN_S)
+            except (AgentGoneError, UserError) as gone:
+                log.warning("the agent left without its figures: %s", gone)
 
     @property
     def _sync(self) -> SwarmSync:

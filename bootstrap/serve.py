@@ -151,9 +151,8 @@ async def _serve_until(
         return int(closed.done())
     finally:
         closed.cancel()
-        if page is not None:
-            await page.close()
-        await asyncio.wait({asyncio.ensure_future(bootstrap.node.close())}, timeout=CLOSE_TIMEOUT_S)
+        ending = [bootstrap.node.close(), *([page.close()] if page is not None else [])]
+        await asyncio.wait(map(asyncio.ensure_future, ending), timeout=CLOSE_TIMEOUT_S)
 
 
 def _print_address(bootstrap: Bootstrap, as_json: bool, url: str | None) -> None:

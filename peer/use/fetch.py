@@ -62,7 +62,8 @@ def _taken(agent: AgentProcess, addresses: Sequence[PeerAddress], home: Path) ->
         buffer.fill_(value)
     log.info("fetching the state of run %s (%s)", manifest.name, manifest.run_id[:16])
     agent.send(Mapped(
-        numel=layout.numel, num_buffers=optimizer.num_buffers, shapes=layout.shapes, fragments=layout.sizes
+        numel=layout.numel, num_buffers=optimizer.num_buffers, shapes=layout.shapes, fragments=layout.sizes,
+        hidden=layout.hidden,
     ))  # fmt: skip
     anchor: Anchor = agent.expect(Anchor, STATE_TIMEOUT_S)
     vectors = [memory.anchor.clone(), *(buffer.clone() for buffer in memory.buffers)]

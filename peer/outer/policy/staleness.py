@@ -32,11 +32,11 @@ class Staleness:
         self._counted[turn.fragment] = turn.rounds + 1
 
     def of(self, rounds: int) -> int:
-        """s of a contribution to the round after so many."""
+        """s of a contribution to the round after so many; 0 on a shorter lineage than the one it was counted on."""
         turn = self._turns(rounds)
         if turn.fragment in self._counted:
-            return turn.rounds - self._counted[turn.fragment]
-        return (rounds - self._joined) // self._fragments
+            return max(0, turn.rounds - self._counted[turn.fragment])
+        return max(0, rounds - self._joined) // self._fragments
 
     def weigh(self, tokens: int, rounds: int) -> int:
         """Tokens of a contribution to the round after so many -> its weight."""

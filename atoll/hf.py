@@ -38,6 +38,8 @@ class SwarmCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
+        if self.swarm is not None:  # an earlier training ended with an error
+            self.swarm.close()
         model: nn.Module = kwargs["model"]
         optimizer: torch.optim.Optimizer = kwargs["optimizer"]
         self.swarm = Swarm(

@@ -92,11 +92,12 @@ class Swarm:
         self.peers = 0
 
     def __enter__(self) -> Self:
-        try:
-            self._join()
-        except BaseException:
-            self._closing.close()
-            raise
+        if self._joined is not None:
+            raise UserError("this Swarm is open already", "use one `with` block, or a second Swarm")
+        with self._closing:  # what has begun ends if joining fails
+            joined = self._join()
+            self._closing = self._closing.pop_all()
+        self._joined = joined
         return self
 
     def __exit__(
@@ -161,7 +162,7 @@ class Swarm:
             raise UserError("this Swarm is closed", "use it inside `with atoll.Swarm(...) as swarm:`")
         return self._joined
 
-    def _join(self) -> None:
+    def _join(self) -> SwarmSync:
         settings = self._settings
         open_socket_folder()
         check_output_dir(settings.output_dir)
@@ -187,14 +188,15 @@ class Swarm:
         connection = AgentConnection(
             agent, start.model_copy(update={"run_id": plan.manifest.run_id}), shared.mapped
         )
-        self._joined = SwarmSync(
+        sync = SwarmSync(
             connection, local, plan.recipe.rounds,
             Limits(total_rounds=rounds.total, tokens_total=rounds.tokens_total, max_rounds=settings.max_rounds),
             self._on_message, on_drop=self._optimizer.state.clear,
         )  # fmt: skip
         agent.send(shared.mapped)
-        self._joined.begin(agent.expect(Anchor, STATE_TIMEOUT_S))
-        log.info("joined run %s (%s) at round %d", plan.manifest.name, plan.manifest.run_id[:16], self.round)
+        sync.begin(agent.expect(Anchor, STATE_TIMEOUT_S))
+        log.info("joined run %s (%s) at round %d", plan.manifest.name, plan.manifest.run_id[:16], sync.round)
+        return sync
 
     def _layout(self, plan: RunPlan) -> FlatLayout:
         """Of the trainable parameters, which must be those of the run."""

@@ -109,6 +109,10 @@ def test_a_swarm_outside_of_its_block_says_so(tmp_path: Path) -> None:
         swarm.after_step(tokens=0)
     with pytest.raises(UserError, match="connection refused"), swarm:
         pass
+    with pytest.raises(UserError, match="this Swarm is closed"):
+        swarm.after_step(tokens=1)
+    with pytest.raises(UserError, match="connection refused"), swarm:  # no lock of the first try is left
+        pass
     swarm.close()
     with pytest.raises(UserError, match="unknown setting"):
         atoll.Swarm("/ip4/127.0.0.1/tcp/1/p2p/12D3KooWKmmM9Y5H6oezr6EDRhBYuxX24zB2Ryv6XrVcmTra4uad", model,

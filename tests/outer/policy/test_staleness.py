@@ -26,3 +26,12 @@ def test_the_age_of_a_fragment_counts_its_own_rounds():
     assert [stale.of(rounds) for rounds in (0, 1, 2, 3, 4)] == [0, 0, 1, 1, 2]
     stale.count(3)  # of the fragment of rounds 1, 3, 5
     assert [stale.of(rounds) for rounds in (3, 4, 5, 6)] == [1, 0, 2, 1]
+
+
+def test_a_shorter_lineage_makes_nothing_stale_and_no_weight_impossible():
+    for policy in (Quorum(fraction=0.5), WaitAll()):
+        stale = Staleness(policy, whole, 1, 1000)
+        stale.count(12)
+        assert (stale.of(10), stale.weigh(800, 10)) == (0, 800)
+        stale.join(12)
+        assert (stale.of(10), stale.weigh(800, 10)) == (0, 800)

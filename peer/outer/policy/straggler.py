@@ -135,6 +135,7 @@ class Quorum(StragglerPolicy):
         slack: and for this share of the time that the fastest member trains before it needs the result.
         window_s: that time after the first arrival, of this round; see `paced`.
         discount_stale: whether a contribution's weight falls with its staleness, see `weight`.
+        deadline_s: after the first arrival, start without a quorum; see `within`.
     """
 
     asynchronous: ClassVar[bool] = True
@@ -144,6 +145,7 @@ class Quorum(StragglerPolicy):
     slack: float = 0.0
     discount_stale: bool = True
     window_s: float = field(default=0.0, metadata={"bound": True})
+    deadline_s: float | None = field(default=None, metadata={"bound": True})
 
     def __post_init__(self) -> None:
         if (self.count is None) == (self.fraction is None):
@@ -155,6 +157,10 @@ class Quorum(StragglerPolicy):
         check_seconds("grace_s", self.grace_s)
         if not 0.0 <= self.slack <= 1.0:
             raise UserError(f"quorum slack={self.slack}: must be in [0, 1]", "0 waits for grace_s alone")
+
+    def within(self, seconds: float) -> Quorum:
+        """The same, but members that say they come, and do not, hold up a round no longer than this."""
+        return replace(self, deadline_s=seconds)
 
     def paced(self, spare_s: float, exchange_s: float) -> Quorum:
         return replace(self, window_s=self.slack * max(0.0, spare_s - exchange_s))
@@ -177,7 +183,7 @@ class Quorum(StragglerPolicy):
         quorum_s = math.inf
         if len(times) >= needed:
             quorum_s = max(times[needed - 1] + self.grace_s, times[0] + self.window_s)
-        return earliest(arrived, _all_at(expected, arrived), quorum_s)
+        return earliest(arrived, _all_at(expected, arrived), quorum_s, after_first(arrived, self.deadline_s))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from peer.outer.policy.straggler import StragglerPolicy
 from peer.system.clock import Clock
 
 REMEMBERED = 9  # rounds
+FASTEST = 3.0  # times the median: no member counts as faster
 
 
 class RoundPace:
@@ -40,9 +41,12 @@ class RoundPace:
         self._took.append(self._clock() - self._formed)
 
     def of(self, rates: Iterable[float]) -> StragglerPolicy:
-        """The policy for a round whose members claim to train so many tokens a second."""
+        """The policy for a round whose members claim to train so many tokens a second. A false claim shortens the
+        window by a bounded factor.
+        """
         if self.hurries:
             return self._policy
-        fastest = max(rates, default=0.0)
+        known = [rate for rate in rates if rate > 0.0]
+        fastest = min(max(known), FASTEST * median(known)) if known else 0.0
         spare_s = min(self._window_s, self._tokens / fastest if fastest > 0.0 else 0.0)
         return self._policy.paced(spare_s, median(self._took) if self._took else 0.0)

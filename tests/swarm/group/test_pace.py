@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from peer.outer.policy.straggler import Quorum, WaitAll
+import pytest
+
+from peer.outer.policy.straggler import Quorum, WaitAll, close
 from peer.swarm.group.pace import RoundPace
 
 
@@ -37,3 +39,16 @@ def test_a_round_of_all_waits_as_the_run_says():
     pace = RoundPace(WaitAll(), 1000, 30.0, Time())
     assert pace.hurries
     assert pace.of([100.0]) == WaitAll(deadline_s=30.0)
+
+
+def test_a_false_claim_of_speed_shortens_the_window_by_a_bounded_factor():
+    pace = RoundPace(Quorum(count=2, slack=0.5), 1000, 30.0, Time())
+    honest = window(pace, 50.0, 50.0, 50.0)
+    assert window(pace, 50.0, 50.0, 1e12) == pytest.approx(honest / 3)
+
+
+def test_members_that_say_they_come_and_do_not_hold_a_quorum_up_for_the_window_alone():
+    policy = RoundPace(Quorum(fraction=0.5), 1000, 30.0, Time()).of([100.0])
+    there = {0: 1.0, 1: 2.0, 2: 3.0}
+    assert close(policy, range(7), there, 30.9) is None
+    assert close(policy, range(7), there, 31.0).members == (0, 1, 2)

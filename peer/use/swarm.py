@@ -30,7 +30,7 @@ from peer.protocol.address import PeerAddress, parse_peer_address
 from peer.run.assemble import local_anchor, plan_of, share
 from peer.run.join import LOCK_NAME
 from peer.run.lifecycle import DRAIN_S, LINGER_S, PUBLISHED_TIMEOUT_S, STATE_TIMEOUT_S, start_message
-from peer.settings import PeerSettings, load_settings
+from peer.settings import PeerSettings, known_settings, load_settings
 from peer.swarm.net.keys import check_identity
 from peer.swarm.net.socket_folder import open_socket_folder
 from peer.system.file_lock import lock_folder
@@ -39,6 +39,10 @@ from peer.train.hook import StepHook
 from peer.train.model import build_skeleton
 
 log = logging.getLogger(__name__)
+SETTINGS = frozenset((
+    "nickname", "identity_path", "host_maddrs", "announce_maddrs", "nat_port_map", "client_mode", "direct",
+    "direct_port", "run_id", "max_rounds", "max_upload_mbit", "max_download_mbit", "monthly_traffic_gb",
+))  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,7 @@ class Swarm:
         model: of the run's manifest, on any one device. Its trainable parameters are what the swarm shares.
         optimizer: of the script; its moments are dropped when local progress is.
         output_dir: of this peer: identity, history and logs; no two peers share one.
-        settings: of `atoll join`, such as `nickname="alice"` or `host_maddrs=["/ip4/0.0.0.0/tcp/31338"]`.
+        settings: those of `atoll join` in SETTINGS, such as `nickname="alice"`.
 
     Attributes:
         records: of the rounds that this peer saw.
@@ -82,6 +86,9 @@ class Swarm:
     ) -> None:  # fmt: skip
         self._addresses = [parse_peer_address(one) for one in ([address] if isinstance(address, str) else address)]
         self._model, self._optimizer = model, optimizer
+        if others := sorted(settings.keys() & known_settings().keys() - SETTINGS):
+            what = f"atoll.Swarm has no use for {', '.join(others)}: the training loop is the script's"
+            raise UserError(what, f"leave it out; the settings of a script's peer are {', '.join(sorted(SETTINGS))}")
         given: Mapping[str, Any] = {"output_dir": Path(output_dir), **settings}
         self._settings: PeerSettings = load_settings(given, None, os.environ)
         self._closing = ExitStack()

@@ -36,11 +36,11 @@ def descriptor() -> Iterator[int]:
     os.close(descriptor)
 
 
-def wired(folder: Path, descriptor: int, recipe: str, *, documents: bool = False) -> Peer:
+def wired(folder: Path, descriptor: int, recipe: str, *, documents: bool = False, steps: int = 5) -> Peer:
     """At the anchor of round 0, before its first step."""
     text = folder / "text.txt"
     text.write_text(TEXT * 40)
-    written = MANIFEST.format(hidden=16, recipe=recipe, steps=5, wait=5.0, total="")
+    written = MANIFEST.format(hidden=16, recipe=recipe, steps=steps, wait=5.0, total="")
     written = written.replace("inner: {batch_sequences: 4}", INNER).replace("hidden_layers: 1", "hidden_layers: 3")
     if documents:
         written = written.replace("sequence_length: 8", "sequence_length: 8, document_mask: true")
@@ -93,3 +93,11 @@ def test_the_steps_of_a_peer_know_its_documents_where_the_manifest_says_so(tmp_p
     batches = [batch for batch, _ in islice(hooks.batches, 10)]
     assert all((batch.positions_bt is not None) is masked for batch in batches)
     assert peer.text.validation.document_end == (ByteTokenizer.eos_id if masked else None)
+
+
+def test_a_step_stops_at_the_time_limit_of_its_recipe(tmp_path: Path, descriptor: int) -> None:
+    recipe = "name: dropcompute, aggregator: mean, straggler: {tau_s: 1.0e-9}"  # one micro-batch is in time
+    peer = wired(tmp_path, descriptor, recipe, steps=1)
+    batch, _ = next(iter(peer.batches))
+    assert peer.trainer.micro_batch == 1
+    assert peer.trainer.step(batch).tokens == peer.manifest.tokens_per_step // 4

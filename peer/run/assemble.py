@@ -92,14 +92,9 @@ def plan_of(published: Published) -> RunPlan:
 
 
 def assemble(
-    settings: PeerSettings,
-    start: Start,
-    published: Published,
-    plan: RunPlan,
-    agent: AgentProcess,
-    on_message: Callable[[Message], None],
-    stopping: Callable[[], bool],
-) -> Peer:
+    settings: PeerSettings, start: Start, published: Published, plan: RunPlan, agent: AgentProcess,
+    on_message: Callable[[Message], None], stopping: Callable[[], bool],
+) -> Peer:  # fmt: skip
     """Build every part of a peer.
 
     Args:

@@ -9,13 +9,13 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -41,6 +41,16 @@ class JobProgress:
     virtual_s: float
 
 
+class Watch(Protocol):
+    """What is told of jobs under way; `CampaignWatch` implements it."""
+
+    def started(self, job: Job) -> None:
+        """A process has taken it."""
+
+    def progress(self, progress: JobProgress) -> None:
+        """Called a few times a second for each job."""
+
+
 @dataclass(eq=False)
 class _Worker:
     process: SpawnProcess
@@ -54,18 +64,11 @@ class Pool:
     Args:
         num_workers: at most that many at once.
         windows: written to a file that all workers map: one copy in memory, and nothing large goes through a pipe.
-        on_progress: called a few times a second for each job.
+        watch: told of each job.
     """
 
-    def __init__(
-        self,
-        num_workers: int,
-        windows: WindowPair,
-        on_start: Callable[[Job], None],
-        on_progress: Callable[[JobProgress], None],
-    ) -> None:
-        self._num_workers, self._windows = num_workers, windows
-        self._on_start, self._on_progress = on_start, on_progress
+    def __init__(self, num_workers: int, windows: WindowPair, watch: Watch) -> None:
+        self._num_workers, self._windows, self._watch = num_workers, windows, watch
         self._workers: list[_Worker] = []
 
     def __enter__(self) -> Pool:
@@ -113,7 +116,7 @@ class Pool:
             worker.pipe.close()
             fresh = self._start_worker()
             worker.process, worker.pipe = fresh.process, fresh.pipe
-        self._on_start(worker.job)
+        self._watch.started(worker.job)
         with contextlib.suppress(OSError):      # it died: `_listen` notices
             worker.pipe.send(worker.job)
 
@@ -128,7 +131,7 @@ class Pool:
         if isinstance(message, dict):
             return job, message
         steps, goal, loss, virtual_s = message
-        self._on_progress(JobProgress(job=job, steps=steps, goal_steps=goal, loss=loss, virtual_s=virtual_s))
+        self._watch.progress(JobProgress(job=job, steps=steps, goal_steps=goal, loss=loss, virtual_s=virtual_s))
         return None
 
     def _start_worker(self) -> _Worker:

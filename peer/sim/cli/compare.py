@@ -107,7 +107,7 @@ def run_compare(options: CompareOptions) -> int:
         make_folder(options.plots)
     with (
         CampaignWatch(console, len(campaign.jobs), finished) as watch,
-        Pool(campaign.at_once, campaign.windows, watch.started, watch.progress) as pool,
+        Pool(campaign.at_once, campaign.windows, watch) as pool,
     ):
         try:
             for job, row in pool.run(campaign.todo):

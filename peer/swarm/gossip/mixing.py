@@ -44,7 +44,7 @@ class Mixing:
 
     def __init__(self, recipe: Recipe, state: OuterState) -> None:
         self.recipe, self.state, self._sender = recipe, state, state.wire.sender(recipe.feedback)
-        self._deltas, self.acceleration = recipe.payload == "delta", Acceleration()
+        self._deltas, self.acceleration, self._pace = recipe.payload == "delta", Acceleration(), (0, (0.0, 0.0))
         self.slices = state.wire.slices(1, 0)
         anchors = [_ANCHORS.wire_bytes(stop - start) if self._deltas else 0 for start, stop in self.slices]
         self.sizes = [sum(both) for both in zip(state.wire.contributed_bytes(1, 0), anchors, strict=True)]
@@ -52,7 +52,9 @@ class Mixing:
     def accelerate(self, rounds: int, peers: int) -> None:
         """So many rounds after the last one, among so many peers, the next one begins; see `Acceleration`."""
         if self.recipe.merge.second_iterate:
-            self.acceleration = Acceleration(float(rounds), *self.recipe.acceleration(peers))
+            if self._pace[0] != peers:  # eigenvalues of a graph of all peers
+                self._pace = (peers, self.recipe.acceleration(peers))
+            self.acceleration = Acceleration(float(rounds), *self._pace[1])
 
     def encode(self, index: int, snapshot: Tensor) -> bytes:
         """One frame of this peer's contribution.

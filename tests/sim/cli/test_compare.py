@@ -102,12 +102,16 @@ def test_a_swarm_that_dies_is_a_row():
 
 @pytest.mark.usefixtures("tiny")
 def test_a_process_that_dies_costs_its_own_run_alone():
-    def kill_the_first(job):
-        if job.label == "ddp":
-            os.kill(pids(pool)[0], signal.SIGKILL)
+    class Killer:
+        def started(self, job):
+            if job.label == "ddp":
+                os.kill(pids(pool)[0], signal.SIGKILL)
+
+        def progress(self, _):
+            pass
 
     _, jobs, windows = campaign("papa")
-    with Pool(1, windows, kill_the_first, lambda _: None) as pool:
+    with Pool(1, windows, Killer()) as pool:
         rows = [row for _, row in pool.run(jobs)]
         last = pids(pool)[0]
     assert [(row["label"], row["status"]) for row in rows] == [("ddp", "failed"), ("papa", "ok")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,14 +23,26 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add them; mkdocs calls this before it renders."""
     pages = {page: rebased((ROOT / source).read_text()) for page, source in ROOT_PAGES.items()}
     pages |= {"reference/cli.md": cli(), "reference/settings.md": settings(), "reference/manifest.md": manifest()}
+    pages |= {f"recipes/{path.stem}.md": recipe(path) for path in (ROOT / "docs" / "recipes").glob("*.py")}
     for path, text in pages.items():
         files.append(File.generated(config, path, content=text))
     return files
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Links into the code become plain text: the site has no code."""
+    """Links into the code become plain text: the site has no code but the recipes'."""
+    markdown = re.sub(r"\((recipes/[a-z0-9-]+)\.py\)", r"(\1.md)", markdown)
     return re.sub(r"\[([^\]]*)\]\(\.\./(?!results/|index)[^)\s]*\)", r"\1", markdown)
+
+
+def recipe(path: Path) -> str:
+    """A recipe as a function: the equations above it as text."""
+    text = path.read_text(encoding="utf-8")
+    module = ast.parse(text)
+    code = "\n".join(text.splitlines()[module.body[0].end_lineno :]).strip()
+    back = "" if path.stem == "common" else f"What it sends, when to use it: [{path.stem}](../recipes.md#{path.stem}). "
+    shared = "" if path.stem == "common" else "Replicas and `common`: [common](common.md)."
+    return f"# {path.stem}\n\n{ast.get_docstring(module)}\n\n```python\n{code}\n```\n\n{back}{shared}\n"
 
 
 def rebased(text: str) -> str:

@@ -12,7 +12,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
@@ -225,10 +225,14 @@ def _keep_tokenizer(manifest: RunManifest, state_dir: Path) -> RunManifest:
 
 def _with_fragments(recipe: RecipeSpec, count: int) -> RecipeSpec:
     """The recipe with as many fragments as the model has, where it says of how many blocks each is."""
-    if not isinstance(recipe.schedule, Mapping) or recipe.schedule.get("blocks_per_fragment") is None:
+    from peer.outer.policy.schedules import Strided  # torch, which no other start needs that early
+    from peer.outer.recipe.resolve import resolve
+
+    schedule = resolve(recipe).schedule
+    if not isinstance(schedule, Strided) or schedule.blocks_per_fragment is None:
         return recipe
-    kept = {key: value for key, value in recipe.schedule.items() if key != "blocks_per_fragment"}
-    return recipe.model_copy(update={"schedule": {**kept, "num_fragments": count}})
+    said = {"name": recipe.schedule} if isinstance(recipe.schedule, str) else recipe.schedule or {}
+    return recipe.model_copy(update={"schedule": {**said, "num_fragments": count, "blocks_per_fragment": None}})
 
 
 def _with_layout(manifest: RunManifest) -> RunManifest:

@@ -135,7 +135,7 @@ class Strided(Regular):
         period: H.
         num_fragments: F, at most H, so that no two fragments are sent at one step.
         overlap_steps: tau, steps between sending and applying; at most H.
-        blocks_per_fragment: takes the place of `num_fragments` as soon as the model is known; published: 3.
+        blocks_per_fragment: at most; larger models have more than `num_fragments`, smaller ones at most one a block.
         order, ends: see `Cut`.
     """
 
@@ -167,10 +167,11 @@ class Strided(Regular):
         return Cut(self.num_fragments, self.order, self.ends)
 
     def fitted(self, num_blocks: int) -> Strided:
-        """The same for a model of so many blocks."""
+        """The same for a model of so many blocks, as numbers alone."""
         if self.blocks_per_fragment is None:
             return self
-        count = max(1, -(-num_blocks // self.blocks_per_fragment)) + (self.ends == "apart")
+        least = max(1, min(self.num_fragments, num_blocks))
+        count = max(least, -(-num_blocks // self.blocks_per_fragment)) + (self.ends == "apart")
         return replace(self, num_fragments=count, blocks_per_fragment=None)
 
     def offset(self, fragment: int) -> int:

@@ -145,7 +145,7 @@ _ALL: Final = (
         name="streaming-diloco",
         source="Douillard et al. 2025, arXiv 2501.18512, algorithm 2",
         summary="fragment p at steps t = t_p mod H; local <- .5 local + .5 anchor, tau steps later; 4 bits both ways",
-        schedule=Strided(period=100, num_fragments=3, overlap_steps=1),
+        schedule=Strided(period=100, num_fragments=3, overlap_steps=1, blocks_per_fragment=3),
         merge=Mix(alpha=0.5),
         outer=Nesterov(lr=0.4, momentum=0.9),
         compressor="fp4",

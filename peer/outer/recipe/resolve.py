@@ -138,6 +138,11 @@ def _part(kind: str, value: Any, recipe: Recipe) -> Any:
     if present is None:
         return _build(kind, next(iter(PARTS[kind])), numbers)
     _check_numbers(kind, type(present), numbers)
+    if isinstance(present, Strided):  # where one of the two numbers is given, it counts alone
+        if "num_fragments" in numbers:
+            numbers.setdefault("blocks_per_fragment", None)
+        elif numbers.get("blocks_per_fragment") is not None:
+            numbers["num_fragments"] = 1
     return replace(present, **numbers)
 
 

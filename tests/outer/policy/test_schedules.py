@@ -212,6 +212,8 @@ def test_the_number_of_fragments_follows_from_the_blocks_of_the_model() -> None:
     assert of_three.fitted(12) == Strided(period=100, num_fragments=4, overlap_steps=1)
     assert replace(of_three, ends="apart").fitted(12).num_fragments == 5
     assert Strided(period=100, num_fragments=7).fitted(12).num_fragments == 7
+    published = replace(of_three, num_fragments=3)
+    assert [published.fitted(blocks).num_fragments for blocks in (0, 1, 2, 3, 9, 10, 24)] == [1, 1, 2, 3, 3, 4, 8]
     for numbers, said in (({"blocks_per_fragment": 0}, "at least 1"), ({"order": "random"}, "strided or consecutive"),
                           ({"ends": "none"}, "split or apart")):  # fmt: skip
         with pytest.raises(UserError, match=said):

@@ -15,7 +15,8 @@ DESCRIPTION = "Train one language model together with people you share nothing w
 
 JOIN_DESCRIPTION = """\
 Join the run at MULTIADDR and train until it ends. The address is all that is needed: the signed manifest, the model's
-state and the other peers are found through it. Ctrl-C shuts the peer down cleanly; other peers are not disturbed."""
+state and the other peers are found through it. Ctrl-C saves, exports the model and leaves;
+other peers are not disturbed."""
 
 JOIN_EPILOG = """\
 examples:

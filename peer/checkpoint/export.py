@@ -22,8 +22,9 @@ class SavesItself(Protocol):
 
 
 def export_model(
-    model: PreTrainedModel, tokenizer: SavesItself, path: Path, card: Callable[[Path], None] | None = None
-) -> Path:
+    model: PreTrainedModel, tokenizer: SavesItself, path: Path, card: Callable[[Path], None] | None = None,
+    replace: bool = False,
+) -> Path:  # fmt: skip
     """Write model (safetensors), tokenizer and what `card` adds to `path`, all of it or nothing.
 
     Raises:
@@ -35,16 +36,19 @@ def export_model(
         if card is not None:
             card(folder)
 
-    return write_folder(path, write)
+    return write_folder(path, write, replace)
 
 
-def write_folder(path: Path, write: Callable[[Path], None]) -> Path:
+def write_folder(path: Path, write: Callable[[Path], None], replace: bool = False) -> Path:
     """Make the folder `path` with what `write` puts into the folder that it gets: all of it or nothing.
+
+    Args:
+        replace: remove what that folder held before, once the new one is written.
 
     Raises:
         CheckpointError: the folder exists and is not empty, or the disk failed.
     """
-    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+    if not replace and path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise CheckpointError(f"{path} exists already", "choose another folder for the export, or remove this one")
     aside = path.with_name(f"{path.name}.tmp-{os.getpid()}")
     remove_tree(aside)
@@ -54,7 +58,12 @@ def write_folder(path: Path, write: Callable[[Path], None]) -> Path:
         unify_modes(aside)
         for file in (*aside.iterdir(), aside):
             flush(file)
-        aside.rename(path)
+        if replace and path.exists():
+            path.rename(before := path.with_name(f"{path.name}.old-{os.getpid()}"))
+            aside.rename(path)
+            remove_tree(before)
+        else:
+            aside.rename(path)
         flush(path.parent)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"cannot export to {path}: {error}", "check the disk and the permissions") from error

@@ -40,6 +40,12 @@ def write_card(folder: Path, manifest: RunManifest, facts: Mapping[str, object])
     (folder / CARD).write_text(text, encoding="utf-8")
 
 
+def names_run(folder: Path, run_id: str) -> bool:
+    """Whether an export is of this run, by its card."""
+    card = folder / CARD
+    return card.is_file() and f"`{run_id}`" in card.read_text(encoding="utf-8", errors="replace")
+
+
 def _data(spec: DataSpec) -> str:
     said = []
     for source in spec.sources:

@@ -12,25 +12,46 @@ from peer.checkpoint.export import export_model
 from peer.errors import UserError
 from peer.link.messages import Stopped
 from peer.run.assemble import Peer
-from peer.run.card import write_card
+from peer.run.card import names_run, write_card
+from peer.run.checkpointing import BYTES_PER_S
 from peer.run.hooks import PeerHooks
 from peer.system.output_files import replace_file
 from peer.telemetry.metrics import finite_json
 
 log = logging.getLogger(__name__)
+EXPORT_S = 30.0  # at most, of a peer that is asked to stop
 
 
 def export(peer: Peer, hooks: PeerHooks) -> Path | None:
-    """What the run yields as a Hugging Face model under `export`, or `export-2`, ... when that is taken."""
-    base = peer.settings.output_dir / "export"
-    path, number = base, 1
-    while path.exists():
+    """What the run yields, which the model holds, as a Hugging Face model under `export`; in place of an earlier one of
+    this run, and beside what else has that name.
+    """
+    path = base = peer.settings.output_dir / "export"
+    number = 1
+    while path.exists() and not names_run(path, peer.manifest.run_id):
         number += 1
         path = base.with_name(f"export-{number}")
     try:
-        return export_model(peer.model, peer.text.tokenizer, path, partial(_write_card, peer, hooks))
+        return export_model(peer.model, peer.text.tokenizer, path, partial(_write_card, peer, hooks), replace=True)
     except (UserError, OSError) as error:
         log.error("the model was not exported: %s", error)
+        return None
+
+
+def export_at_once(peer: Peer, hooks: PeerHooks) -> Path | None:
+    """The same for a peer that is asked to stop: not where it takes long, nor after a second Ctrl-C."""
+    seconds = 4 * peer.mapped.numel / BYTES_PER_S
+    if seconds > EXPORT_S:
+        log.info("a model of %.1f GB is not exported in passing; `atoll export %s` does it from the last checkpoint",
+                 4e-9 * peer.mapped.numel, peer.settings.output_dir)  # fmt: skip
+        return None
+    if seconds > 1.0:
+        log.info("exporting the model; Ctrl-C again skips it")
+    try:
+        peer.replica.write(peer.sync.result)
+        return export(peer, hooks)
+    except KeyboardInterrupt:
+        log.warning("the model was not exported: interrupted")
         return None
 
 

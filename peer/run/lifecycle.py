@@ -18,7 +18,7 @@ from peer.protocol.address import PeerAddress
 from peer.run.assemble import Peer, assemble, plan_of
 from peer.run.device_checks import device_finding, log_finding
 from peer.run.figures import SAMPLE_PROMPT
-from peer.run.final_report import export, report_of, write_report
+from peer.run.final_report import export, export_at_once, report_of, write_report
 from peer.run.hooks import PeerHooks
 from peer.run.limits import DOES_NOT_FIT, await_hours, limits_in_words, limits_of
 from peer.run.rented import detect_announce_maddrs, detect_direct_port
@@ -208,9 +208,10 @@ def _wind_down(peer: Peer, hooks: PeerHooks, metrics: MetricsFile, joined_at: in
         peer.agent.send(Stop(linger_s=0.0 if interrupted else LINGER_S))
     except AgentGoneError as gone:
         log.warning("the agent is gone already: %s", gone)
-    export_path: Path | None = None
     sample = ""
-    if not interrupted:
+    if interrupted:
+        export_path = export_at_once(peer, hooks)
+    else:
         if peer.settings.eval_every_rounds:
             hooks.validate(peer.settings.eval_sequences)
         peer.replica.write(peer.sync.result)
@@ -227,7 +228,7 @@ def _wind_down(peer: Peer, hooks: PeerHooks, metrics: MetricsFile, joined_at: in
     report = report_of(peer, hooks, stopped, joined_at, export_path, sample)
     if peer.settings.report is not None and not write_report(peer.settings.report, {**report, "reason": reason}):
         missing.append("the report")
-    log.info("left at round %d (%s)", peer.sync.round, reason)
+    log.info("left at round %d (%s)%s", peer.sync.round, reason, f"; the model: {export_path}" if export_path else "")
     if missing:
         log.error("not written: %s; the reasons are above", ", ".join(missing))
     return 1 if missing else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from peer.checkpoint.store import list_checkpoints, read_checkpoint
+from peer.use.trained import open_trained
 from tests.chain_files import read_chain
 from tests.network.harness import TestSwarm
 from tests.network.processes import JoinedPeer, alive, descendants, until
@@ -45,7 +47,7 @@ def live_chain(peer: JoinedPeer) -> list[str]:
 
 
 def stop_in_order(peers: list[JoinedPeer]) -> None:
-    """SIGTERM to all: each leaves within five seconds with code 0, and takes its processes along."""
+    """SIGTERM to all: each exports its model, leaves within five seconds with code 0, and takes its processes along."""
     families = [pid for peer in peers for pid in descendants(peer.process.pid)]
     assert len(families) == 2 * len(peers)
     for peer in peers:
@@ -55,6 +57,16 @@ def stop_in_order(peers: list[JoinedPeer]) -> None:
         assert peer.process.wait(20.0) == 0, peer.log_text()
     assert time.monotonic() - began < 5.0
     until(lambda: not any(map(alive, families)), 2.0, lambda: families)
+    for peer in peers:
+        exported, saved = open_trained(peer.folder / "export"), open_trained(peer.folder)
+        assert any(line.endswith(f"; the model: {peer.folder / 'export'}") for line in peer.said("info"))
+        card = (peer.folder / "export" / "README.md").read_text()
+        (round,) = re.findall(r"^\| round \| ([0-9]+) \|$", card, re.MULTILINE)
+        assert saved.after.round <= int(round) <= saved.after.round + 1  # one more may have come while it saved
+        if saved.after.round == int(round):
+            kept = saved.model.state_dict()
+            assert all(torch.equal(kept[name], value) for name, value in exported.model.state_dict().items())
+        assert not (peer.folder / "export-2").exists()
 
 
 @pytest.mark.timeout(300)

@@ -1,20 +1,22 @@
-"""`atoll export`, `atoll generate`, `atoll evaluate`: use a model before, during and after its run."""
+"""`atoll export`, `generate`, `chat`, `evaluate`: use a model before, during and after its run."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import json
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from peer.errors import UserError
-from peer.system.exit_signals import exiting_on_signals
+from peer.system.exit_signals import ending_signals, exiting_on_signals
 from peer.system.output_files import named_path
 
 if TYPE_CHECKING:
+    from peer.use.generate import Sampling
     from peer.use.trained import Trained
 
 INTERRUPTED = 130
@@ -26,11 +28,15 @@ is a checkpoint, a peer's output folder (its newest checkpoint), or the address 
 fetched and verified without training."""
 GENERATE = """\
 Continue a prompt, given or read from standard input."""
+CHAT = """\
+Talk with a model: in the chat template of its tokenizer, or, where it has none, by continuing the text. Ctrl-C ends an
+answer, Ctrl-D the chat. From a pipe each line of standard input is answered."""
 EVALUATE = """\
 Loss, perplexity and bits per byte of a model on its run's validation text, or on files."""
 EXAMPLES = {
     "export": "  atoll export runs/peer --to model\n  atoll export /ip4/.../p2p/12D3Koo... --to model --dtype bf16",
     "generate": "  atoll generate runs/peer --prompt 'def main('\n  echo 'Once upon' | atoll generate model",
+    "chat": "  atoll chat runs/peer\n  atoll chat model --system 'You are a poet.' < questions.txt",
     "evaluate": "  atoll evaluate runs/peer\n  atoll evaluate model --files 'books/*.txt' --json",
 }
 
@@ -45,16 +51,24 @@ def add_use_commands(commands: argparse._SubParsersAction[argparse.ArgumentParse
     generate = _command(commands, "generate", "text from a model", GENERATE, _generate)
     add = generate.add_argument
     add("--prompt", metavar="TEXT", help="text to continue; without it, standard input is read")
-    add("--max-new-tokens", type=int, default=200, metavar="N", help="stop after so many tokens (default: 200)")
-    add("--temperature", type=float, default=0.8, metavar="T", help="0: always the likeliest token (default: 0.8)")
-    add("--top-p", type=float, default=1.0, metavar="P", help="draw from the likeliest tokens of this share")
-    add("--seed", type=int, default=0, metavar="N", help="another seed, another text (default: 0)")
+    _add_sampling(generate)
+    chat = _command(commands, "chat", "talk with a model", CHAT, _chat)
+    chat.add_argument("--system", metavar="TEXT", help="what the model is told first")
+    _add_sampling(chat)
     evaluate = _command(commands, "evaluate", "how good a model is on text", EVALUATE, _evaluate)
     add = evaluate.add_argument
     add("--files", nargs="+", default=[], metavar="PATH", help="files, folders or globs, in place of the run's text")
     add("--sequences", type=int, default=256, metavar="N", help="windows to evaluate at most (default: 256)")
     add("--sequence-length", type=int, metavar="N", help="tokens of a window (default: the run's)")
     add("--json", action="store_true", help="print one JSON document")
+
+
+def _add_sampling(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--max-new-tokens", type=int, default=200, metavar="N", help="stop after so many tokens (default: 200)")
+    add("--temperature", type=float, default=0.8, metavar="T", help="0: always the likeliest token (default: 0.8)")
+    add("--top-p", type=float, default=1.0, metavar="P", help="draw from the likeliest tokens of this share")
+    add("--seed", type=int, default=0, metavar="N", help="another seed, another text (default: 0)")
 
 
 def _command(
@@ -109,16 +123,32 @@ def _export(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _generate(arguments: argparse.Namespace) -> int:
-    from peer.use.generate import Sampling, generate
+def _sampling(arguments: argparse.Namespace) -> Sampling:
+    from peer.use.generate import Sampling
 
-    sampling = Sampling(max_new_tokens=arguments.max_new_tokens, temperature=arguments.temperature,
-                        top_p=arguments.top_p, seed=arguments.seed)  # fmt: skip
+    return Sampling(max_new_tokens=arguments.max_new_tokens, temperature=arguments.temperature,
+                    top_p=arguments.top_p, seed=arguments.seed)  # fmt: skip
+
+
+def _generate(arguments: argparse.Namespace) -> int:
+    from peer.use.generate import generate
+
+    sampling = _sampling(arguments)
     prompt = arguments.prompt if arguments.prompt is not None else sys.stdin.read().rstrip("\n")
     trained = _opened(arguments)
     print(prompt, end="", flush=True)
     generate(trained, prompt, sampling, lambda piece: print(piece, end="", flush=True))
     print()
+    return 0
+
+
+def _chat(arguments: argparse.Namespace) -> int:
+    from peer.use.chat import Chat, Typed, converse
+
+    chat, typed = Chat(_opened(arguments), _sampling(arguments), arguments.system), sys.stdin.isatty()
+    for number in set(ending_signals()) - {signal.SIGINT}:  # these end the chat, and not an answer
+        signal.signal(number, lambda *_: sys.exit(INTERRUPTED))
+    converse(chat, Typed() if typed else (line.rstrip("\n") for line in sys.stdin), typed)
     return 0
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,9 +45,25 @@ def generate(
     Args:
         say: gets the text piece by piece, as it comes.
     """
-    model, tokenizer = trained.model, trained.tokenizer
-    context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or sys.maxsize
+    tokenizer = trained.tokenizer
     ids = tokenizer.encode(prompt) if prompt else np.array([tokenizer.eos_id], dtype=np.int32)
+    return continue_ids(trained, ids, sampling, say)
+
+
+def window_of(trained: Trained) -> int:
+    """How many tokens the model takes at once."""
+    return getattr(trained.model.config.get_text_config(), "max_position_embeddings", None) or sys.maxsize
+
+
+def continue_ids(
+    trained: Trained, ids: np.ndarray, sampling: Sampling, say: Callable[[str], None], ends: Collection[int] = (),
+) -> str:  # fmt: skip
+    """The same for a prompt of ids, int32 [n].
+
+    Args:
+        ends: ids that end the text, beside the tokenizer's.
+    """
+    model, tokenizer, context = trained.model, trained.tokenizer, window_of(trained)
     new = min(sampling.max_new_tokens, max(context // 2, context - len(ids)))
     inputs = torch.from_numpy(ids[-(context - new) :].astype(np.int64))[None].to(model.device)
     drawn = {"do_sample": True, "temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": 0}
@@ -58,7 +74,8 @@ def generate(
         torch.manual_seed(sampling.seed)
         model.generate(  # type: ignore[operator]
             inputs, attention_mask=torch.ones_like(inputs), streamer=pieces, max_new_tokens=new,
-            eos_token_id=tokenizer.eos_id, pad_token_id=tokenizer.eos_id, suppress_tokens=unknown or None,
+            eos_token_id=sorted({tokenizer.eos_id, *ends}), pad_token_id=tokenizer.eos_id,
+            suppress_tokens=unknown or None,
             **(drawn if sampling.temperature > 0.0 else {"do_sample": False}),
         )  # fmt: skip
     return pieces.text

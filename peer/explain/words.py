@@ -9,6 +9,7 @@ from typing import Literal
 
 from peer.explain.names import Names
 from peer.outer.record import RoundRecord
+from peer.printable import printable
 from peer.telemetry.figures import human_bytes
 
 Tone = Literal["good", "bad", "quiet", "news"]
@@ -168,9 +169,9 @@ def _aborted(entry: Entry, names: Names) -> Told:
     if record.alone:
         headline = "no peer to average with"
     elif record.behind:
-        headline = f"aborted in {ING.get(record.phase or '', record.phase)}: this peer was behind"
+        headline = f"aborted in {_phase(record)}: this peer was behind"
     else:
-        headline = f"aborted in {ING.get(record.phase or '', record.phase)}"
+        headline = f"aborted in {_phase(record)}"
     headline += f", with {names.among(others)}" if others else ""
     if len(entry.records) > 1:
         headline += f": {len(entry.records)} tries"
@@ -189,6 +190,10 @@ def _aborted(entry: Entry, names: Names) -> Told:
     return Told(round=record.round, tone=tone, headline=headline, details=tuple(text for text in details if text))
 
 
+def _phase(record: RoundRecord) -> str:
+    return ING.get(record.phase or "", printable(record.phase or "an unknown phase"))
+
+
 def _instead(entry: Entry, names: Names) -> str:
     """What the peer did after an abort, according to the next record, else what it plans to do."""
     record, after = entry.last, entry.after
@@ -199,8 +204,7 @@ def _instead(entry: Entry, names: Names) -> str:
         return f"caught up to round {after.round}{later}: {_how_caught_up(after, names)}"
     waited = "trained on, waited for others" if record.alone else "trained on"
     if after.status == "aborted":
-        phase = ING.get(after.phase or "", after.phase)
-        tried = "found no peer to average with" if after.alone else f"aborted in {phase}"
+        tried = "found no peer to average with" if after.alone else f"aborted in {_phase(after)}"
         return f"{waited}; tried again in round {after.round}, which {tried}{later}"
     lost = [peer_id for peer_id in _others(record) if peer_id not in after.members]
     regrouped = f", regrouped without {names.among(lost)}" if lost else ""

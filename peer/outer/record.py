@@ -6,10 +6,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from peer.protocol.identity import MAX_PEER_ID_CHARS
 from peer.protocol.manifest import Digest, Spec
+from peer.protocol.records import Count, Seconds
 
 MAX_DROPS = 16
 MAX_REASON_CHARS = 120
+PeerId = Annotated[str, Field(max_length=MAX_PEER_ID_CHARS)]
 Instead = Literal["retry", "wait", "catch_up"]
 
 
@@ -18,9 +21,9 @@ class Drop(Spec):
     first of them.
     """
 
-    peer_id: str
-    slices: int
-    of: int
+    peer_id: PeerId
+    slices: Count
+    of: Count
     reason: Annotated[str, Field(max_length=MAX_REASON_CHARS)]
 
 
@@ -43,31 +46,31 @@ class RoundRecord(Spec):
     """
 
     status: Literal["committed", "aborted", "caught_up", "banned"]
-    round: int
+    round: Count
     lineage_id: Digest
     group_id: Digest | None = None
-    drawn: Annotated[tuple[str, ...], Field(max_length=64)] = ()
-    members: tuple[str, ...] = ()
-    weights: tuple[int, ...] = ()
+    drawn: Annotated[tuple[PeerId, ...], Field(max_length=64)] = ()
+    members: Annotated[tuple[PeerId, ...], Field(max_length=64)] = ()
+    weights: Annotated[tuple[Count, ...], Field(max_length=64)] = ()
     stood: bool = False
     regrouped: str | None = None
     phase: str | None = None
     reason: str | None = None
-    culprit: str | None = None
+    culprit: PeerId | None = None
     alone: bool = False
     behind: bool = False
     instead: Instead | None = None
-    donor: str | None = None
-    replayed: int | None = None
-    snapshot_round: int | None = None
-    bytes_sent: int = 0
-    bytes_received: int = 0
-    seconds: dict[str, float] = Field(default_factory=dict)
+    donor: PeerId | None = None
+    replayed: Count | None = None
+    snapshot_round: Count | None = None
+    bytes_sent: Count = 0
+    bytes_received: Count = 0
+    seconds: dict[str, Seconds] = Field(default_factory=dict)
     cosine: float | None = None
     dropped: Annotated[tuple[Drop, ...], Field(max_length=MAX_DROPS)] = ()
     update_digest: Digest | None = None
     state_digest: Digest | None = None
     audits: tuple[str, ...] = ()
-    ended_at: float | None = None
-    peer_id: str | None = None
+    ended_at: Seconds | None = None
+    peer_id: PeerId | None = None
     nicknames: dict[str, str] = Field(default_factory=dict)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
+from peer.errors import ProtocolError
 from peer.explain.swarm_state import FORGOTTEN_S, MAX_EVENTS, MAX_PEERS, SILENT_S
+from peer.outer.record import RoundRecord
+from peer.protocol.records import parse_json
 from peer.protocol.reports import ValidationPoint
 from tests.explain.samples import ALPHA, BRAVO, CHARLIE, GROUP, aborted, alone, committed
 from tests.explain.watched import NAMES, Watched
@@ -145,3 +150,27 @@ def test_events_are_bounded():
         watched.peer(peer_id, "p")
         watched.report(peer_id, *(aborted(r, float(r), "match", "x") for r in range(12)))
     assert len(watched.look().events) == MAX_EVENTS
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"round": 10**30}, {"weights": [10**30, 1]}, {"weights": [-5, 1]}, {"bytes_sent": 10**400},
+        {"bytes_received": -1}, {"seconds": {"total": 1e300}}, {"seconds": {"match": -1.0}}, {"replayed": 10**30},
+        {"snapshot_round": -4}, {"dropped": [{"peer_id": "x", "slices": 10**50, "of": -1, "reason": "x"}]},
+        {"members": ["x"] * 65}, {"ended_at": 1e300},
+    ],
+)  # fmt: skip
+def test_a_record_with_numbers_that_no_round_has_is_malformed(lie):
+    told = committed(4, 50.0).model_dump(mode="json", exclude_none=True)
+    parse_json(RoundRecord, json.dumps(told).encode())
+    with pytest.raises(ProtocolError, match="malformed RoundRecord"):
+        parse_json(RoundRecord, json.dumps(told | lie).encode())
+
+
+def test_no_word_of_a_record_reaches_a_terminal_as_it_came(three):
+    evil = "\x1b[2J\u202e"
+    three.report(ALPHA, aborted(5, 60.0, evil, evil, culprit=evil, regrouped=evil, members=(evil,), weights=(1,)))
+    three.report(BRAVO, committed(4, 50.0, (BRAVO, evil), audits=(evil,)))
+    for event in three.look().events:
+        assert "".join((event.headline, *event.details)).isprintable()

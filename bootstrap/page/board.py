@@ -24,6 +24,8 @@ from peer.system.clock import Clock
 log = logging.getLogger(__name__)
 POINT_PERIOD_S = 5.0
 NEW_LINKS = 256  # of the chain, in one look
+MAX_LIVE_LINKS = 8  # new ones in one look; more are older than it
+MAX_NAMED = 1024
 SHOWN_EVENTS = 60
 PACE_S = 900.0  # over which the pace of the run is measured
 MAX_SHOWN_PEERS = 1024
@@ -59,61 +61,79 @@ class Board:
     ) -> None:  # fmt: skip
         self.card, self.history, self._node, self._state, self._chain = card, history, node, state, chain
         self._clock, self._written_at, self._kept = clock, 0.0, dict[str, int]()
-        self._names = history.names()
+        self._names, self._views = history.names(), list[PeerView]()
+        self._linked, self._live = (0, ""), False  # the newest link that was written; whether none was missing then
         self._pace: deque[CurvePoint] = deque()
         self._peers: dict[str, dict[str, Any]] = {}
-        self._lineage: dict[str, Any] = {}
         self._point = state.point()
-        self.version, self.updated = 0, asyncio.Condition()
-        self.newest = Update(0, {})
+        self.version, self.updated = int(1000 * clock()), asyncio.Condition()  # above that of an earlier process
+        self.newest = Update(self.version, {})
         self._last_id = next((row["id"] for row in history.events(1)), 0)
         self.events_seen = Counter(history.counts())
 
     async def look(self) -> None:
         """Take over what is new, write history when that is due, and tell those who wait."""
         if len(self._names) > MAX_NAMES:
-            self._names = self.history.names()
-        self._names |= {view.peer_id: view.nickname for view in self._state.peers}
+            self._names = dict(list(self._names.items())[-MAX_NAMES // 2 :])
+        self._views = self._state.peers
+        self._names |= {view.peer_id: view.nickname for view in self._views}
         self._point = self._place_on_chain(self._state.point())
+        if self._pace and self._point.time < self._pace[-1].time:  # the clock was set back
+            self._pace = deque()
         self._pace.append(self._point)
         while self._pace[0].time < self._point.time - PACE_S:
             self._pace.popleft()
         events: list[dict[str, Any]] = []
-        if self._point.time >= self._written_at + POINT_PERIOD_S:
+        if not self._written_at <= self._point.time < self._written_at + POINT_PERIOD_S:
             self._written_at = self._point.time
-            events = self.history.named(await self._write())
-            self.events_seen.update(event["status"] for event in events if event["id"] > self._last_id)
-            self._last_id = max([self._last_id, *(event["id"] for event in events)])
+            events = await self._write()
         await self._publish(events)
 
-    async def _write(self) -> list[str]:
-        """Keep the figures, and what is new of rounds; -> the keys of the newest of these."""
+    async def _write(self) -> list[dict[str, Any]]:
+        """Keep the figures, and what is new of rounds; -> the newest of these."""
         events = [event for event in self._state.events if self._kept.get(event.key) != len(event.details)]
-        links = list(self._new_links())
+        names = {view.peer_id: view.nickname for view in self._views}
+        known = {event.key for event in self._state.events}
         try:
-            names = {view.peer_id: view.nickname for view in self._state.peers}
-            await asyncio.to_thread(self.history.add, self._point, [*links, *events], names)
+            written = await asyncio.to_thread(self._write_in_thread, self._point, events, names)
         except OSError as error:
             log.warning("the history is not written: %s", error)
             return []
-        known = {event.key for event in self._state.events}
         self._kept = {k: n for k, n in self._kept.items() if k in known} | {e.key: len(e.details) for e in events}
-        return [event.key for event in (*links, *events)][-SHOWN_EVENTS:]
+        self.events_seen.update(event["status"] for event in written if event["id"] > self._last_id)
+        self._last_id = max([self._last_id, *(event["id"] for event in written)])
+        return written[:SHOWN_EVENTS]
+
+    def _write_in_thread(
+        self, point: CurvePoint, events: list[RoundEvent], names: dict[str, str]
+    ) -> list[dict[str, Any]]:
+        links = list(self._new_links())
+        self.history.add(point, [*links, *events], names)
+        if links:
+            self._linked = links[-1].round, links[-1].lineage_id
+        return self.history.named([event.key for event in (*links, *events)][-MAX_NAMED:])
 
     def _new_links(self) -> Iterator[RoundEvent]:
         """Rounds of the chain that the history has not, oldest first; so it is complete where no peer told of one."""
         if self._chain is None:
             return
-        newest, length = self.history.newest_certified(), len(self._chain.chain)
-        start = 0 if newest is None else newest[0]
-        if newest is not None and not self._chain.leads_through(*newest):
-            start = max(0, min(start, length) - NEW_LINKS)  # another chain took its place
+        start, length, names = self._first_unwritten(self._chain), len(self._chain.chain), Names(self._names)
         stop = min(length, start + NEW_LINKS)
-        live = stop == length and newest is not None and stop - start < 8
+        live, self._live = self._live and stop - start < MAX_LIVE_LINKS, stop == length
         for place in range(start, stop):
-            yield self._event_of(self._chain.chain[place], self._clock() if live else None)
+            yield self._event_of(self._chain.chain[place], names, self._clock() if live else None)
 
-    def _event_of(self, certificate: Certificate, at: float | None) -> RoundEvent:
+    def _first_unwritten(self, chain: ChainStore) -> int:
+        """The place of the first link that is not in the history; the last ones again where the chain is another."""
+        if chain.leads_through(*self._linked):
+            return self._linked[0]
+        written = self.history.certified(MAX_NAMED)
+        found = next((round for round, lineage_id in written if chain.leads_through(round, lineage_id)), None)
+        if found is not None or not written:
+            return found or 0
+        return max(0, min(written[0][0], len(chain.chain)) - NEW_LINKS)
+
+    def _event_of(self, certificate: Certificate, names: Names, at: float | None) -> RoundEvent:
         """A round as its certificate tells of it."""
         link = certificate.link
         record = RoundRecord(
@@ -121,7 +141,7 @@ class Board:
             members=tuple(member.peer_id for member in link.roster),
             weights=tuple(member.tokens for member in link.roster),
         )  # fmt: skip
-        told = tell(Entry(records=(record,)), Names(self._names))
+        told = tell(Entry(records=(record,)), names)
         headline = told.headline.partition(";")[0]  # a certificate does not tell how the group was found
         return RoundEvent(
             key=f"{record.round}/{link.id}", round=record.round, at=at, status="committed", tone="good",
@@ -138,7 +158,7 @@ class Board:
         )
 
     async def _publish(self, events: list[dict[str, Any]]) -> None:
-        peers = {view.peer_id: self._row(view) for view in self._state.peers[:MAX_SHOWN_PEERS]}
+        peers = {view.peer_id: self._row(view) for view in self._views[:MAX_SHOWN_PEERS]}
         diffs = (_changes(self._peers.get(peer_id, {}), row) for peer_id, row in peers.items())
         changed = [diff for diff in diffs if len(diff) > 1]
         left = [peer_id for peer_id in self._peers if peer_id not in peers]
@@ -166,7 +186,7 @@ class Board:
     def now(self) -> dict[str, Any]:
         """The figures of this moment, with pace, the time that is left, lineage and traffic."""
         point = self._point
-        traffic = [view for view in self._state.peers if view.state != "gone"]
+        traffic = [view for view in self._views if view.state != "gone"]
         return {
             **asdict(point), **self._progress(),
             "states": self._states(), "lineage_id": self._tip(),
@@ -192,7 +212,7 @@ class Board:
 
     def samples(self) -> list[dict[str, Any]]:
         """Texts that models of the run have written, of a few peers."""
-        told = {view.sample: view for view in self._state.peers if view.sample and view.state != "gone"}
+        told = {view.sample: view for view in self._views if view.sample and view.state != "gone"}
         return [{"peer": view.nickname, "round": view.round, "text": text} for text, view in list(told.items())[:3]]
 
     def _with_names(self, event: dict[str, Any]) -> dict[str, Any]:
@@ -214,7 +234,7 @@ class Board:
         return {**row, "heard": round(view.heard), "tokens_per_s": round(view.tokens_per_s, 1)}
 
     def _states(self) -> dict[str, int]:
-        states = [view.state for view in self._state.peers]
+        states = [view.state for view in self._views]
         return {state: states.count(state) for state in ("training", "joining", "finished", "gone")}
 
     def _tip(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 
 from bootstrap.node import Bootstrap
@@ -12,6 +13,8 @@ from bootstrap.page.server import PageServer
 from peer.explain.history import FILE_NAME, History
 from peer.explain.swarm_state import SwarmState
 from peer.swarm.observe.reader import SwarmReader
+
+log = logging.getLogger(__name__)
 
 
 def open_page(bootstrap: Bootstrap, listener: socket.socket) -> PageServer:
@@ -30,14 +33,19 @@ def open_page(bootstrap: Bootstrap, listener: socket.socket) -> PageServer:
     reader, new = SwarmReader(node, plan.manifest.run_id, bootstrap.directory, state), asyncio.Event()
     reader.changed = new.set
 
-    async def look_forever() -> None:
-        while True:
-            await new.wait()
-            new.clear()
-            await board.look()
-
     node.spawn(reader.run())
-    node.spawn(look_forever())
+    node.spawn(look_whenever(new, board))
     server = PageServer(board, listener)
     server.start()
     return server
+
+
+async def look_whenever(new: asyncio.Event, board: Board) -> None:
+    """Let the board look at what is new, until this is cancelled."""
+    while True:
+        await new.wait()
+        new.clear()
+        try:
+            await board.look()
+        except Exception:  # root of a task: the next look may see it right
+            log.exception("the page did not take over what is new")

@@ -17,11 +17,11 @@ from peer.explain.swarm_state import CurvePoint, RoundEvent
 
 log = logging.getLogger(__name__)
 FILE_NAME = "history.sqlite"
-SCHEMA_VERSION = 1
 MAX_POINTS, MAX_EVENTS, MAX_NAMES = 20_000, 100_000, 10_000
 WITH_DETAILS = 5_000  # of the newest events
 BUSY_S = 5.0
-_SCHEMA = """
+_STEPS = (  # each leads to the next version of the schema; the first from an empty file
+    """
 CREATE TABLE points (time REAL PRIMARY KEY, round INTEGER NOT NULL, tokens INTEGER NOT NULL, peers INTEGER NOT NULL,
   tokens_per_s REAL NOT NULL, loss REAL, validation REAL, validated INTEGER, utilisation REAL) WITHOUT ROWID;
 CREATE TABLE names (id INTEGER PRIMARY KEY, peer_id TEXT NOT NULL UNIQUE, nickname TEXT NOT NULL, seen REAL NOT NULL);
@@ -29,7 +29,16 @@ CREATE TABLE events (id INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, round INT
   status TEXT NOT NULL, tone TEXT NOT NULL, headline TEXT NOT NULL, details TEXT NOT NULL, teller TEXT NOT NULL,
   members TEXT NOT NULL, tokens INTEGER NOT NULL, lineage_id TEXT NOT NULL, seconds TEXT NOT NULL);
 CREATE INDEX events_by_round ON events (round, id);
-"""
+""",
+    """
+ALTER TABLE events ADD COLUMN certified INTEGER NOT NULL DEFAULT 0;
+UPDATE events SET certified = 1 WHERE status = 'committed';
+DROP INDEX events_by_round;
+CREATE INDEX certified_events ON events (round, id) WHERE certified;
+CREATE INDEX events_by_status ON events (status, id);
+""",
+)
+SCHEMA_VERSION = len(_STEPS)
 POINT_COLUMNS = tuple(field.name for field in fields(CurvePoint))
 EVENT_COLUMNS = tuple(field.name for field in fields(RoundEvent))
 
@@ -46,14 +55,19 @@ class History:
     """
 
     def __init__(self, path: Path, read_only: bool = False) -> None:
-        self._path, self._lock = path, threading.Lock()
-        uri = f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}"
+        self._path = path
+        self._lock, self._reading, self._shortened = threading.Lock(), threading.Lock(), 0
         try:
-            self._db = sqlite3.connect(uri, uri=True, timeout=BUSY_S, check_same_thread=False, isolation_level=None)
+            self._db = self._connect("ro" if read_only else "rwc")
             self._prepare(read_only)
+            self._reader = self._connect("ro")  # so that no question waits until the disk has taken what is written
         except sqlite3.Error as error:
             what = f"{path}: cannot be opened as a history: {error}"
             raise UserError(what, "move it away, or check the disk") from None
+
+    def _connect(self, mode: str) -> sqlite3.Connection:
+        uri = f"{self._path.absolute().as_uri()}?mode={mode}"
+        return sqlite3.connect(uri, uri=True, timeout=BUSY_S, check_same_thread=False, isolation_level=None)
 
     def _prepare(self, read_only: bool) -> None:
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
@@ -65,14 +79,15 @@ class History:
             return
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = NORMAL")  # after a power failure the newest seconds may be missing
-        if version == 0:
-            self._db.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
+        for number, step in enumerate(_STEPS[version:], version + 1):
+            self._db.executescript(f"BEGIN IMMEDIATE; {step} PRAGMA user_version = {number}; COMMIT;")
         for table in ("points", "events", "names"):
             self._thin(table)
 
     def close(self) -> None:
-        with self._lock:
+        with self._lock, self._reading:
             self._db.close()
+            self._reader.close()
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
@@ -91,6 +106,7 @@ class History:
                 for event in events:
                     self._put(event)
                 self._db.execute("COMMIT")
+                self._shorten()
                 for table in ("points", "events", "names"):
                     self._thin(table)
             except sqlite3.Error as error:
@@ -113,23 +129,39 @@ class History:
             "WHERE excluded.teller != '' OR teller = ''",  # a certificate's own words replace no member's
             _packed(event),
         )
+        if not event.teller:
+            self._db.execute("UPDATE events SET certified = 1 WHERE key = ?", (event.key,))
 
     def _thin(self, table: str) -> None:
-        """Once a table is full: every second of the older half goes. Names: those that were not seen longest."""
+        """Once a table is full: every second of the older half goes. Names: those that were not seen longest.
+
+        While half of the events are claims of peers without a certificate, only those go.
+        """
         limit = {"points": MAX_POINTS, "events": MAX_EVENTS, "names": MAX_NAMES}[table]
         (count,) = self._db.execute(f"SELECT count(*) FROM {table}").fetchone()
         if count <= limit:
             return
         key, order = {"points": ("time", "time"), "events": ("id", "id"), "names": ("id", "seen")}[table]
-        every = "" if table == "names" else "WHERE place % 2 = 0"
-        older = f"SELECT {key}, row_number() OVER (ORDER BY {order}) AS place FROM {table} ORDER BY {order} LIMIT ?"
-        self._db.execute(
-            f"DELETE FROM {table} WHERE {key} IN (SELECT {key} FROM ({older}) {every})",
-            (limit // 2 if every else limit // 4,),
-        )
+        among, oldest = "1", limit // 4 if table == "names" else limit // 2
         if table == "events":
-            newest = "(SELECT max(id) FROM events)"
-            self._db.execute(f"UPDATE events SET details = '[]' WHERE id < {newest} - ?", (WITH_DETAILS,))
+            (certified,) = self._db.execute("SELECT count(*) FROM events WHERE certified").fetchone()
+            if count - certified > limit // 2:
+                among, oldest = "NOT certified", (count - certified) // 2
+        every = "" if table == "names" else "WHERE place % 2 = 0"
+        older = f"SELECT {key}, row_number() OVER (ORDER BY {order}) AS place FROM {table} WHERE {among}"
+        self._db.execute(
+            f"DELETE FROM {table} WHERE {key} IN "
+            f"(SELECT {key} FROM ({older} ORDER BY {order} LIMIT ?) {every})",
+            (oldest,),
+        )
+
+    def _shorten(self) -> None:
+        """Only the newest events keep their details; those that came since the last time are looked at."""
+        (newest,) = self._db.execute("SELECT coalesce(max(id), 0) FROM events").fetchone()
+        last = max(0, newest - WITH_DETAILS)
+        query = "UPDATE events SET details = '[]' WHERE id > ? AND id <= ? AND details != '[]'"
+        self._db.execute(query, (self._shortened, last))
+        self._shortened = last
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
@@ -163,12 +195,10 @@ class History:
         query = f"SELECT id, {', '.join(EVENT_COLUMNS)} FROM events WHERE key IN ({marks}) ORDER BY id DESC"
         return [_unpacked(row) for row in self._read(query, keys)]
 
-    def newest_certified(self) -> tuple[int, str] | None:
-        """Round and lineage id of the newest committed round that is here."""
-        found = self._read(
-            "SELECT round, lineage_id FROM events WHERE status = 'committed' ORDER BY round DESC, id DESC LIMIT 1", ()
-        )
-        return found[0] if found else None
+    def certified(self, rounds: int) -> list[tuple[int, str]]:
+        """Round and lineage id of the newest committed rounds that came from certificates, the newest first."""
+        query = "SELECT round, lineage_id FROM events WHERE certified ORDER BY round DESC, id DESC LIMIT ?"
+        return self._read(query, (rounds,))
 
     def names(self) -> dict[str, str]:
         """Nicknames by peer id."""
@@ -180,8 +210,11 @@ class History:
         return dict(points + self._read("SELECT status, count(*) FROM events GROUP BY status", ()))
 
     def _read(self, query: str, values: Sequence[Any]) -> list[Any]:
-        with self._lock, closing(self._db.execute(query, values)) as found:
-            return found.fetchall()
+        try:
+            with self._reading, closing(self._reader.execute(query, values)) as found:
+                return found.fetchall()
+        except sqlite3.Error as error:
+            raise OSError(f"{self._path}: {error}") from error
 
 
 def _packed(event: RoundEvent) -> tuple[Any, ...]:

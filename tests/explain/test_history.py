@@ -50,7 +50,6 @@ def test_points_events_and_names_survive_a_restart(kept, tmp_path):
         "seconds": {"match": 0.1, "total": 0.3},
     }  # fmt: skip
     assert reopened.names() == {"A": "alpha", "B": "bravo"}
-    assert reopened.newest_certified() == (3, "a" * 64)
     assert reopened.counts() == {"points": 1, "committed": 1}
 
 
@@ -157,3 +156,64 @@ def test_threads_share_it(kept):
     for thread in threads:
         thread.join()
     assert kept.counts()["points"] == 60
+
+
+def test_rounds_with_a_certificate_are_known_apart_from_those_that_peers_claim(kept):
+    kept.add(POINT, [EVENT, replace(EVENT, key="9/bb", round=9)], {})
+    assert kept.certified(10) == []
+    kept.add(POINT, [replace(EVENT, teller=""), replace(EVENT, key="4/cc", round=4, teller="")], {})
+    assert kept.certified(10) == [(4, "a" * 64), (3, "a" * 64)]
+    assert kept.named(["3/aa"])[0]["teller"] == "A"
+
+
+def test_claims_of_peers_never_crowd_out_certified_rounds(kept, monkeypatch):
+    monkeypatch.setattr(history, "MAX_EVENTS", 100)
+    kept.add(POINT, [replace(EVENT, key=f"c{n}", round=n, teller="") for n in range(40)], {})
+    for n in range(500):
+        kept.add(POINT, [replace(EVENT, key=f"a{n}", status="aborted")], {})
+    assert kept.counts() | {"points": 0} == {"points": 0, "committed": 40, "aborted": kept.counts()["aborted"]}
+    assert sum(kept.counts().values()) <= 102
+
+
+def test_old_events_lose_their_details_long_before_the_file_is_full(kept, monkeypatch):
+    monkeypatch.setattr(history, "WITH_DETAILS", 20)
+    for place, point in enumerate(points(50)):
+        kept.add(point, [replace(EVENT, key=str(place), round=place)], {})
+    assert [bool(row["details"]) for row in kept.events(60)] == [True] * 20 + [False] * 30
+
+
+def test_no_question_waits_for_a_disk_that_takes_its_time(kept, tmp_path):
+    kept.add(POINT, [EVENT], {})
+    other = sqlite3.connect(tmp_path / FILE_NAME, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    writing = threading.Thread(target=kept.add, args=(replace(POINT, time=107.0), [], {}))
+    writing.start()
+    while not kept._lock.locked():
+        pass
+    assert len(kept.events(10)) == 1
+    assert writing.is_alive()
+    other.execute("ROLLBACK")
+    writing.join()
+    assert kept.counts()["points"] == 2
+
+
+def test_a_question_that_the_disk_does_not_answer_is_an_error_of_the_system(kept):
+    kept.add(POINT, [EVENT], {})
+    kept._db.execute("DROP TABLE events")
+    with pytest.raises(OSError, match=r"history\.sqlite: no such table"):
+        kept.events(1)
+
+
+def test_a_history_of_the_version_before_is_taken_over(tmp_path):
+    old = sqlite3.connect(tmp_path / FILE_NAME)
+    old.executescript(f"{history._STEPS[0]} PRAGMA user_version = 1;")
+    old.execute(
+        "INSERT INTO events VALUES (1, '3/aa', 3, 9.0, 'committed', 'good', '', '[]', 'A', '[]', 640, ?, '{}')",
+        ("a" * 64,),
+    )
+    old.commit()
+    old.close()
+    opened = History(tmp_path / FILE_NAME)
+    assert opened.certified(5) == [(3, "a" * 64)]
+    opened.add(POINT, [replace(EVENT, key="4/bb", round=4, teller="")], {})
+    assert [row["round"] for row in opened.events(5)] == [4, 3]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
+from bootstrap.page.open import look_whenever
 from tests.bootstrap.page.boards import MANIFEST, Watching
-from tests.explain.samples import aborted
+from tests.explain.samples import aborted, committed
 from tests.swarm.runs import TOKENS
 
 
@@ -79,6 +82,7 @@ async def test_what_was_seen_before_a_restart_is_still_told_after_it(tmp_path):
 
 async def test_an_update_holds_changes_alone(watching):
     watching.join()
+    first = watching.board.version
     board = await watching.look()
     assert len(board.newest.document["peers"]) == 3
     board = await watching.look(1.0)
@@ -87,7 +91,7 @@ async def test_an_update_holds_changes_alone(watching):
     board = await watching.look(1.0)
     (row,) = board.newest.document["peers"]
     assert row == {"peer_id": watching.members[0], "loss": 2.0}
-    assert board.newest.document["version"] == board.version == 3
+    assert board.newest.document["version"] == board.version == first + 3
     watching.watched.report(watching.members[0], aborted(3, 104.0, "exchange", "x"))
     board = await watching.look()
     assert [row["status"] for row in board.newest.document["rounds"]] == ["aborted"]
@@ -140,3 +144,88 @@ async def test_samples_are_told_once(watching):
         watching.watched.report(peer_id, sample="def f():")
     board = await watching.look()
     assert [one["text"] for one in board.samples()] == ["def f():"]
+
+
+async def test_rounds_between_the_chain_and_what_peers_tell_are_not_left_out(tmp_path):
+    """As after a restart: peers tell of their newest rounds before the chain up to there is known."""
+    watching = Watching(tmp_path, rounds=2)
+    ahead = Watching(tmp_path / "ahead", rounds=9)
+    watching.watched.peer(ahead.members[0], "alpha")
+    watching.watched.report(ahead.members[0], ahead.told())
+    board = await watching.look()
+    assert [row["round"] for row in board.rounds(50, None, None)] == [9, 2, 1]
+    watching.run.history.replace(ahead.run.history.chain)
+    board = await watching.look()
+    certified = [row["round"] for row in board.rounds(50, None, None) if row["lineage"] == "certified"]
+    assert sorted(certified) == list(range(1, 10))
+
+
+async def test_a_round_that_a_stranger_invents_hides_none_of_the_chain(tmp_path):
+    watching = Watching(tmp_path)
+    watching.join()
+    watching.watched.report(watching.members[0], committed(10**9, 100.0, tuple(watching.members)))
+    await watching.look()
+    watching.run.commit(3)
+    board = await watching.look()
+    assert [row["round"] for row in board.rounds(2, None, None)] == [3, 2]
+    quiet = await watching.look()
+    assert quiet.newest.document["rounds"] == []
+
+
+async def test_rounds_that_were_made_while_the_bootstrap_was_away_have_no_time(tmp_path):
+    watching = Watching(tmp_path, rounds=2)
+    await watching.look()
+    watching.run.commit(3, seed=5)
+    watching.reopen()
+    board = await watching.look()
+    assert [row["at"] for row in board.rounds(3, None, None)] == [None] * 3
+
+
+async def test_a_clock_that_is_set_back_stops_neither_history_nor_pace(tmp_path):
+    watching = Watching(tmp_path, rounds=2)
+    await watching.look()
+    watching.watched.now -= 3e7
+    watching.run.commit(2, seed=5)
+    for _ in range(3):
+        board = await watching.look()
+        watching.run.commit(2, seed=5)
+    assert len(board.history.curve(10)["time"]) == 4
+    assert board.now()["committed_tokens_per_s"] == pytest.approx(2 * 3 * TOKENS / 5.0)
+    assert board.version > 3e7
+
+
+async def test_a_disk_that_refuses_stops_no_update(tmp_path, caplog, monkeypatch):
+    watching = Watching(tmp_path, rounds=2)
+    board = await watching.look()
+
+    def refuse(*_):
+        raise OSError("no space left")
+
+    for name in ("add", "certified", "named"):
+        with monkeypatch.context() as patch:
+            patch.setattr(board.history, name, refuse)
+            watching.reopen() if name == "certified" else None
+            patch.setattr(watching.history, name, refuse)
+            version = watching.board.version
+            await watching.look()
+            assert watching.board.version == version + 1
+    assert "the history is not written: no space left" in caplog.text
+
+
+async def test_a_look_that_fails_is_not_the_last_one(caplog):
+    new, looks = asyncio.Event(), []
+
+    class Board:
+        async def look(self):
+            looks.append(len(looks))
+            new.set()
+            if len(looks) == 1:
+                raise ValueError("a bug")
+            if len(looks) == 3:
+                raise asyncio.CancelledError
+
+    new.set()
+    with pytest.raises(asyncio.CancelledError):
+        await look_whenever(new, Board())
+    assert looks == [0, 1, 2]
+    assert "the page did not take over what is new" in caplog.text

@@ -45,7 +45,8 @@ MAX_LISTENERS = 512
 SEND_S = 20.0  # for one update to one browser
 PING_S = 15.0
 MIN_GZIP_BYTES = 512
-CACHE_S = 2.0
+CACHE_S, MAX_CACHED = 2.0, 64
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 GZIP_HEADER = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"
 
 
@@ -124,6 +125,7 @@ class Page:
             if path.is_file()
         }
         self._cached: dict[str, tuple[float, Body]] = {}
+        self._making = asyncio.Lock()
         self._update = (-1, Message.of(b""))
         self.listeners = 0
         self.closing = False
@@ -140,7 +142,7 @@ class Page:
             Route("/api/v1/curve", self._json(self._curve)),
             Route("/api/v1/updates", self._updates),
             Route("/openapi.json", self._json(lambda _: openapi_document())),
-            Route("/metrics", self._metrics),
+            Route("/metrics", self._made(lambda _: render_metrics(self._board), METRICS_TYPE)),
         ]
         assert {route.path for route in routes} >= API.keys()
         return Guarded(Starlette(routes=routes, exception_handlers={HTTPException: _problem}))
@@ -149,21 +151,32 @@ class Page:
         path = request.url.path
         return self._files["/index.html" if path == "/" else path].answer(request)
 
-    def _json(self, document: Callable[[Request], Any]) -> Callable[[Request], Any]:
+    def _made(self, make: Callable[[Request], bytes], media_type: str) -> Callable[[Request], Any]:
+        """An answer that is made in a thread, one at a time, and once for all who ask until the board looks again."""
+
         async def answer(request: Request) -> Response:
             known = {parameter["name"] for parameter in API.get(request.url.path, {}).get("parameters", ())}
             if unknown := set(request.query_params) - known:
                 raise HTTPException(400, f"unknown parameter {min(unknown)[:40]!r}; known: {sorted(known) or 'none'}")
-            key, now = f"{request.url.path}?{request.url.query}", self._clock()
-            made, body = self._cached.get(key, (float("-inf"), None))
-            if body is None or made + CACHE_S <= now:
-                body = Body.of(_dump(document(request)), "application/json")
-                self._cached = {k: (at, kept) for k, (at, kept) in self._cached.items() if at + CACHE_S > now}
-                if len(self._cached) < 64:
-                    self._cached[key] = now, body
+            key = f"{self._board.version} {request.url.path}?{request.url.query}"
+            if (body := self._fresh(key)) is not None:
+                return body.answer(request)
+            async with self._making:
+                if (body := self._fresh(key)) is None:
+                    body = await asyncio.to_thread(lambda: Body.of(make(request), media_type))
+                    if len(self._cached) < MAX_CACHED:
+                        self._cached[key] = self._clock(), body
             return body.answer(request)
 
         return answer
+
+    def _json(self, document: Callable[[Request], Any]) -> Callable[[Request], Any]:
+        return self._made(lambda request: _dump(document(request)), "application/json")
+
+    def _fresh(self, key: str) -> Body | None:
+        now = self._clock()
+        self._cached = {k: (at, body) for k, (at, body) in self._cached.items() if at + CACHE_S > now}
+        return self._cached[key][1] if key in self._cached else None
 
     def _rounds(self, request: Request) -> list[dict[str, Any]]:
         status = request.query_params.get("status")
@@ -179,9 +192,6 @@ class Page:
         since = _number(request, "since", 0, 0, 2**53)
         assert points is not None
         return self._board.history.curve(points, float(since or 0))
-
-    async def _metrics(self, request: Request) -> Response:  # noqa: ARG002
-        return Response(render_metrics(self._board), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def _updates(self, request: Request) -> Response:
         if self.listeners >= MAX_LISTENERS:

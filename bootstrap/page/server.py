@@ -30,10 +30,14 @@ class Connections:
     def __init__(self) -> None:
         self._of: Counter[str] = Counter()
 
+    @property
+    def admitted(self) -> int:
+        return self._of.total()
+
     def admit(self, address: str) -> bool:
         """Count one more connection, unless there are too many."""
         local = ipaddress.ip_address(address).is_loopback if address else True
-        if self._of.total() >= MAX_CONNECTIONS or (not local and self._of[address] >= MAX_OF_AN_ADDRESS):
+        if self.admitted >= MAX_CONNECTIONS or (not local and self._of[address] >= MAX_OF_AN_ADDRESS):
             return False
         self._of[address] += 1
         return True
@@ -65,7 +69,10 @@ def bounded(connections: Connections) -> type[H11Protocol]:
 
         def _look(self) -> None:
             """Close a connection that has asked for nothing since the last look, and is told nothing now."""
-            if self.transport.is_closing():
+            if self._address is None:
+                return
+            if self.transport.is_closing():  # what is not sent by now is not read at the other end
+                self.transport.abort()
                 return
             if self.cycle is self._seen and (self.cycle is None or self.cycle.response_complete):
                 self.transport.abort()
@@ -77,6 +84,7 @@ def bounded(connections: Connections) -> type[H11Protocol]:
             if self._address is not None:
                 connections.release(self._address)
                 super().connection_lost(exc)
+                self._address = None
 
         def data_received(self, data: bytes) -> None:
             if self._address is not None:

@@ -71,12 +71,17 @@ def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
     problems: list[str] = []
     contexts = []
 
-    def open_(url: str, width: int = 1440, theme: str = "light", before: Callable[[Page], None] | None = None) -> Page:
+    def open_(
+        url: str, width: int = 1440, theme: str = "light", before: Callable[[Page], None] | None = None,
+        refused: bool = False,
+    ) -> Page:
+        """`refused`: answers of a server that is away are no problem of the page."""
         context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=theme, locale="en-US")
         contexts.append(context)
         page = context.new_page()
         page.set_default_timeout(30_000)
-        page.on("console", lambda message: problems.append(message.text) if is_problem(message) else None)
+        if not refused:
+            page.on("console", lambda message: problems.append(message.text) if is_problem(message) else None)
         page.on("pageerror", lambda error: problems.append(str(error)))
         page.on("dialog", lambda dialog: problems.append(f"dialog {dialog.message}"))
         if before is not None:

@@ -147,6 +147,40 @@ def test_history_and_page_come_back_with_the_bootstrap(live: LiveRun, open_page:
     assert {one["key"] for one in before} <= {one["key"] for one in after}
 
 
+def test_a_proxy_without_its_server_is_asked_now_and_then(live: LiveRun, open_page: OpenPage):
+    asked: list[str] = []
+
+    def refuse(route: Route) -> None:
+        asked.append(route.request.url)
+        route.fulfill(status=502, body="Bad Gateway", headers={"content-type": "text/html"})
+
+    def before(page: Page) -> None:
+        page.clock.install()
+        page.route("**/api/**", refuse)
+
+    page = open_page(live.bootstrap.page, before=before, refused=True)
+    expect(page.locator("#live")).to_have_text("reconnecting")
+    for _ in range(40):
+        page.clock.run_for(3_000)
+        page.evaluate("fetch('/style.css').then(() => 0)")  # so that the answers have come
+    assert 10 <= len(asked) <= 60
+    page.unroute_all()
+    page.clock.run_for(11_000)
+    expect(page.locator("#live")).to_have_text("live")
+
+
+def test_a_bootstrap_that_starts_again_at_once_is_followed(live: LiveRun, open_page: OpenPage):
+    """The versions of the new process follow those of the old one, however few there were."""
+    page = open_page(live.bootstrap.page)
+    expect(page.locator("#live")).to_have_text("live")
+    version = "fetch('/api/v1/state').then(r => r.json()).then(s => s.version)"
+    place, before = int(live.bootstrap.page.rsplit(":", 1)[1].rstrip("/")), page.evaluate(version)
+    live.bootstrap.close()
+    live.bootstrap = live.start_bootstrap(live.bootstrap.port, place)
+    expect(page.locator("#live")).to_have_text("live", timeout=40_000)
+    assert page.evaluate(version) > before
+
+
 def peer_row(place: int, **changes: object) -> dict[str, object]:
     """A peer as the board tells of it."""
     return {
@@ -188,7 +222,7 @@ def test_hostile_words_stay_text_wherever_they_are_shown(live: LiveRun, open_pag
     def change(state: dict) -> None:
         state["peers"] = [peer_row(n, nickname=w, device=w, sample=w) for n, w in enumerate(HOSTILE)]
         state["rounds"] = [
-            round_row(n + 1, headline=w, details=[w], teller=w, members=[w]) for n, w in enumerate(HOSTILE[:30])
+            round_row(n + 1, headline=w, details=[w], teller=w, members=[w]) for n, w in enumerate(HOSTILE[:20])
         ]
         state["samples"] = [{"peer": w, "round": 1, "text": w} for w in HOSTILE[:3]]
         state["run"] |= {"name": HOSTILE[0], "join": [HOSTILE[1]], "trust": HOSTILE[2], "organiser": HOSTILE[3]}
@@ -201,7 +235,7 @@ def test_hostile_words_stay_text_wherever_they_are_shown(live: LiveRun, open_pag
     shown = page.evaluate("[...document.querySelectorAll('#peer-rows .nickname')].map(e => e.textContent)")
     assert sorted(shown) == sorted(HOSTILE)
     headlines = page.evaluate("[...document.querySelectorAll('.headline')].map(e => e.lastChild.textContent)")
-    assert headlines == HOSTILE[:30]
+    assert headlines == HOSTILE[:20]
     foreign = "script:not([src^='/']), iframe, object, embed, style, base, form, video, template, marquee, math"
     assert page.locator(f"{foreign}, meta[http-equiv]").count() == 0
     assert page.locator("main img, main svg").count() == 0

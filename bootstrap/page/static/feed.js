@@ -16,6 +16,8 @@ export class Feed {
     this.version = null;
     this.source = null;
     this.pending = [];
+    this.loading = false;
+    this.timer = 0;
   }
 
   async start() {
@@ -23,18 +25,30 @@ export class Feed {
     await this.reload();
   }
 
+  // One reload at a time, and one that waits at most: a server that is away is asked by one timer alone.
   async reload() {
+    if (this.loading) return;
+    this.loading = true;
     this.version = null;
     try {
       const state = await get("/api/v1/state");
       this.onState(state);
       this.version = state.version;
-      const waiting = this.pending.splice(0);
-      for (const update of waiting) this.take(update);
     } catch {
       this.onLive(false);
-      setTimeout(() => this.reload(), RETRY_MS);
+      this.later(RETRY_MS);
     }
+    this.loading = false;
+    if (this.version === null) return;
+    for (const update of this.pending.splice(0)) this.take(update);
+  }
+
+  later(milliseconds) {
+    clearTimeout(this.timer);
+    this.timer = setTimeout(() => {
+      if (this.source.readyState === EventSource.CLOSED) this.listen();
+      this.reload();
+    }, milliseconds);
   }
 
   listen() {
@@ -43,9 +57,7 @@ export class Feed {
     this.source.addEventListener("update", (event) => this.take(JSON.parse(event.data)));
     this.source.addEventListener("error", () => {
       this.onLive(false);
-      if (this.source.readyState === EventSource.CLOSED) {
-        setTimeout(() => { this.listen(); this.reload(); }, POLL_MS);
-      }
+      if (this.source.readyState === EventSource.CLOSED) this.later(POLL_MS);
     });
   }
 
@@ -56,8 +68,8 @@ export class Feed {
       this.version = update.version;
       this.onLive(true);
       this.onUpdate(update);
-    } else if (update.version > this.version || update.version < this.version - 20) {
-      this.pending = [update]; // some were missed, or the bootstrap began again
+    } else if (update.version > this.version) { // some were missed, or the bootstrap began again
+      this.pending = [update];
       this.reload();
     }
   }

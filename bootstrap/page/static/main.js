@@ -26,7 +26,8 @@ const feed = new Feed({
     run = state.run;
     showRun(run);
     peers.begin(state.peers);
-    if (!rounds.status) rounds.begin(state.rounds, state.now.time);
+    if (rounds.status) rounds.choose(rounds.status);
+    else rounds.begin(state.rounds, state.now.time);
     show(state);
     get("/api/v1/curve?points=1500").then((columns) => charts.begin(columns), () => {});
   },

@@ -3,8 +3,7 @@
 import { ago, clock, duration, el, setText } from "/format.js";
 import { get } from "/feed.js";
 
-const PAGE = 30;
-const MOST = 400;
+const PAGE = 20;
 const PHASES = ["match", "exchange", "commit", "install"];
 
 export class Rounds {
@@ -12,6 +11,7 @@ export class Rounds {
     this.list = document.getElementById("timeline");
     this.older = document.getElementById("older");
     this.status = "";
+    this.most = PAGE; // rounds that are shown; "Older rounds" adds to them
     this.now = 0;
     this.older.addEventListener("click", () => this.more());
     for (const button of document.querySelectorAll("#status button")) {
@@ -24,13 +24,17 @@ export class Rounds {
     for (const button of document.querySelectorAll("#status button")) {
       button.setAttribute("aria-pressed", String(button.dataset.status === status));
     }
-    const wanted = status ? `&status=${status}` : "";
-    const rows = await get(`/api/v1/rounds?limit=${PAGE}${wanted}`);
-    if (this.status === status) this.begin(rows, this.now);
+    try {
+      const rows = await get(`/api/v1/rounds?limit=${PAGE}${this.wanted()}`);
+      if (this.status === status) this.begin(rows, this.now);
+    } catch { /* the server is away: what is shown stays, and the next state brings the rest */ }
   }
+
+  wanted() { return this.status ? `&status=${this.status}` : ""; }
 
   begin(rows, now) {
     this.now = now;
+    this.most = PAGE;
     this.list.replaceChildren(...rows.slice(0, PAGE).map((row) => this.item(row)));
     this.older.hidden = rows.length < PAGE;
     this.empty();
@@ -41,13 +45,22 @@ export class Rounds {
     for (const row of [...rows].reverse()) {
       if (this.status && row.status !== this.status) continue;
       const there = this.list.querySelector(`[data-id="${Number(row.id)}"]`);
-      if (there) there.replaceWith(this.item(row, there.querySelector("details")?.open));
+      if (there) this.replace(there, row);
       else this.list.prepend(this.item(row));
     }
-    while (this.list.children.length > MOST) this.list.lastChild.remove();
+    while (this.list.children.length > this.most) {
+      this.list.lastChild.remove();
+      this.older.hidden = false;
+    }
     this.list.querySelector(".none")?.remove();
     this.empty();
     for (const time of this.list.querySelectorAll("time[datetime]")) setText(time, ago(Number(time.dataset.at), now));
+  }
+
+  replace(there, row) {
+    const item = this.item(row, there.querySelector("details")?.open), focused = there.contains(document.activeElement);
+    there.replaceWith(item);
+    if (focused) item.querySelector("summary")?.focus();
   }
 
   empty() {
@@ -57,8 +70,9 @@ export class Rounds {
   async more() {
     const last = this.list.lastChild?.dataset.id;
     if (!last) return;
-    const wanted = this.status ? `&status=${this.status}` : "";
-    const rows = await get(`/api/v1/rounds?limit=${PAGE}&before=${last}${wanted}`);
+    const rows = await get(`/api/v1/rounds?limit=${PAGE}&before=${last}${this.wanted()}`).catch(() => null);
+    if (rows === null) return;
+    this.most = this.list.children.length + rows.length;
     const items = rows.map((row) => this.item(row));
     this.list.append(...items);
     this.older.hidden = rows.length < PAGE;

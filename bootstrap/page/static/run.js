@@ -16,7 +16,7 @@ function part(value) {
   if (value === null) return "none";
   if (typeof value !== "object") return String(value);
   const { name, ...numbers } = value;
-  const rest = Object.entries(numbers).map(([key, number]) => `${key.replaceAll("_", " ")} ${typeof number === "object" ? JSON.stringify(number) : number}`);
+  const rest = Object.entries(numbers).filter(([, number]) => number !== null).map(([key, number]) => `${key.replaceAll("_", " ")} ${typeof number === "object" ? JSON.stringify(number) : number}`);
   return rest.length ? `${name}: ${rest.join(", ")}` : String(name);
 }
 
@@ -25,7 +25,7 @@ export function showRun(run) {
   setText(document.getElementById("name"), run.name);
   setText(document.getElementById("run-id"), run.run_id.slice(0, 12));
   setText(document.getElementById("join-command"), run.join[0] ?? "");
-  setText(document.getElementById("recipe-summary"), `${run.recipe.name}: ${run.recipe.summary}`);
+  setText(document.getElementById("recipe-summary"), `${run.recipe.name}, as published: ${run.recipe.summary}`);
   const skipped = new Set(["name", "summary"]);
   const parts = Object.entries(run.recipe).filter(([key]) => !skipped.has(key));
   pairs(document.getElementById("recipe"), [...parts.map(([key, value]) => [key, part(value)]), ["trust", run.trust]]);

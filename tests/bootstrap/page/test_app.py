@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import threading
 import zlib
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 from starlette.testclient import TestClient
 
@@ -220,7 +222,7 @@ class Browser:
 
 @pytest.mark.parametrize("encoding", ["identity", "gzip"])
 async def test_updates_arrive_as_they_come(page, watching, encoding):
-    browser = Browser(page, 2, encoding)
+    browser, before = Browser(page, 2, encoding), watching.board.version
     while "retry" not in browser.text:
         await asyncio.sleep(0)
     await watching.look(1.0)
@@ -230,11 +232,28 @@ async def test_updates_arrive_as_they_come(page, watching, encoding):
     await watching.look(1.0)
     await browser.listening
     documents = [json.loads(line[6:]) for line in browser.text.splitlines() if line.startswith("data: ")]
-    assert [document["version"] for document in documents] == [2, 3]
+    assert [document["version"] for document in documents] == [before + 1, before + 2]
     assert documents[1]["peers"] == [{"peer_id": watching.members[0], "loss": 1.25}]
     assert (browser.received < len(browser.text)) == (encoding == "gzip")
     assert browser.text.startswith("retry: 3000\n\n")
     assert page.listeners == 0
+
+
+async def test_no_document_is_made_in_the_event_loop(page, watching, monkeypatch):
+    made = []
+
+    def noting(make):
+        return lambda *given: made.append(threading.current_thread()) or make(*given)
+
+    for name in ("state", "now", "peers", "rounds"):
+        monkeypatch.setattr(watching.board, name, noting(getattr(watching.board, name)))
+    transport = httpx2.ASGITransport(app=page.app())
+    async with httpx2.AsyncClient(transport=transport, base_url="http://test") as client:
+        paths = ("/api/v1/state", "/api/v1/now", "/api/v1/peers", "/api/v1/rounds", "/metrics")
+        answers = await asyncio.gather(*(client.get(path) for path in paths for _ in range(3)))
+    assert {answer.status_code for answer in answers} == {200}
+    assert threading.main_thread() not in made
+    assert len(made) <= 3 + len(paths)  # each once for three who ask; some are part of others
 
 
 async def test_a_silent_board_sends_signs_of_life(page, monkeypatch):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import socket
 
 import pytest
 
-from bootstrap.page import server
+from bootstrap.page import app, server
 from bootstrap.page.listening import listen, parse_place, url_of
 from bootstrap.page.server import Connections, PageServer
 from peer.errors import UserError
@@ -111,3 +113,24 @@ async def test_a_head_that_is_too_long_is_refused(tmp_path):
     async with Served(tmp_path) as served:
         head, _, _ = await served.ask(b"GET / HTTP/1.1\r\nX: " + b"a" * 20_000)
         assert head.startswith("HTTP/1.1 400")
+
+
+async def test_a_browser_that_never_reads_gives_its_place_back(tmp_path, monkeypatch):
+    monkeypatch.setattr(server, "REQUEST_S", 0.1)
+    monkeypatch.setattr(app, "SEND_S", 0.1)
+    monkeypatch.setattr(app, "PING_S", 0.0)
+    connections = Connections()
+    monkeypatch.setattr(server, "Connections", lambda: connections)
+    async with Served(tmp_path) as served:
+        monkeypatch.setattr(served.watching.board, "now", lambda: {"x": os.urandom(1 << 18).hex()})
+        browser = socket.socket()
+        browser.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        browser.connect(served.listener.getsockname())
+        browser.sendall(b"GET /api/v1/updates HTTP/1.1\r\nHost: x\r\n\r\n")
+        async with asyncio.timeout(20.0):
+            while not connections.admitted:
+                await asyncio.sleep(0.01)
+            while connections.admitted:
+                await served.watching.look()
+                await asyncio.sleep(0.01)
+        browser.close()

@@ -71,6 +71,11 @@ class RoundLoop(ABC, Generic[Store]):
         total = self._manifest.rounds.total
         return total is not None and self.store.state.round >= total
 
+    @property
+    def lines(self) -> str:
+        """What this peer has measured of its lines to others, as a record says it."""
+        return ""
+
     def taking_part(self) -> bool:
         """Whether this peer makes rounds now."""
         return self.joined and not self.finished and not self.leaving and not self._node.resting

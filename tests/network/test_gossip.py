@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from peer.swarm.gossip.line_meter import spoken
 from tests.network.harness import TestSwarm
 from tests.network.members import Member
 
@@ -79,6 +80,39 @@ def test_neighbours_on_a_ring_come_closer_with_a_second_iterate_through_a_kill_a
     swarm.drive(lambda: pairs_since([late], {"late": 0}), 90.0)
     late.push.zero_()
     swarm.drive(lambda: spread([*members, late]) < 0.1 * apart)
+
+
+@pytest.mark.long
+def test_pairs_of_measured_lines_average_masked_coordinates_through_a_kill_and_with_a_newcomer(
+    make_swarm: MakeSwarm,
+) -> None:
+    swarm = make_swarm(steps=1, wait=1.0, recipe="name: saps, aggregator: mean, compressor: random0.5+fp32")
+    swarm.bootstrap()
+    members = swarm.add("a", "b", "c")
+    swarm.drive(lambda: all(len(measured(member)) == 2 for member in members))
+    assert all(rate > 1e5 for member in members for rate in measured(member).values())  # they are on one machine
+    began = counted(members)
+    swarm.drive(lambda: pairs_since(members, began) and all(len(member.committed) >= 5 for member in members))
+    apart = spread(members)
+    for member in members:
+        member.push.zero_()
+    swarm.drive(lambda: spread(members) < 0.5 * apart)
+    sizes = {record.bytes_sent for member in members for record in member.committed if len(record.members) == 2}
+    assert min(sizes) < 0.7 * 4 * members[0].replica.flat.numel()  # half of the coordinates, and no positions
+
+    members.pop().kill()
+    began = counted(members)
+    swarm.drive(lambda: pairs_since(members, began), 90.0)
+    (late,) = swarm.add("late")
+    members.append(late)
+    late.push.zero_()
+    swarm.drive(lambda: pairs_since([late], {"late": 0}) and len(measured(late)) >= 2, 90.0)
+    swarm.drive(lambda: spread(members) < 0.5 * apart)
+
+
+def measured(member: Member) -> dict[str, float]:
+    """Bytes/s of the lines that this peer has measured, as the others read it in its record."""
+    return spoken(member.swarm.peers[member.peer_id].lines) if member.swarm is not None else {}
 
 
 def test_groups_of_two_bring_four_trainers_to_one_point(make_swarm: MakeSwarm) -> None:

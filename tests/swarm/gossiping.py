@@ -12,7 +12,7 @@ from peer.link.memory import SharedState
 from peer.link.messages import Anchor, RoundEnded, Snapshot, WantSnapshot
 from peer.link.supervisor import create_descriptor
 from peer.outer.compress.registry import compressor
-from peer.outer.recipe.plan import RunPlan
+from peer.outer.recipe.plan import RunPlan, wire_format
 from peer.outer.state.outer_state import OuterState
 from peer.outer.state.reduced_update import ReduceFormat
 from peer.protocol.identity import Identity
@@ -79,7 +79,10 @@ class GossipPeer:
         memory.anchor.copy_(genesis)
         for buffer, value in zip(memory.buffers, initial, strict=True):
             buffer.fill_(value)
-        wire = ReduceFormat(anchor.numel(), compressor(probe.compressor), elements)
+        if probe.exchange == "gather":
+            wire = wire_format(probe, [(anchor.numel(),)], seed=5)
+        else:
+            wire = ReduceFormat(anchor.numel(), compressor(probe.compressor), elements)
         self.state = OuterState(memory.anchor, memory.buffers, probe.optimizer, wire)
         self.manifest = manifest_of(recipe, self.state.digest(), **rounds)
         self.memory, self.directory = memory, PlayedDirectory(self)
@@ -106,7 +109,8 @@ class GossipPeer:
         position = self.rounds.position()
         return PeerRecord(
             run_id=self.manifest.run_id, nickname="x", state="training" if self.rounds.joined else "joining",
-            round=position.round, lineage_id=position.lineage_id, lineage_weight=0, expires_at=1e10,
+            round=position.round, lineage_id=position.lineage_id, lineage_weight=0, lines=self.rounds.lines,
+            expires_at=1e10,
         )  # fmt: skip
 
     def tell(self, message):

@@ -15,7 +15,7 @@ from peer.outer.policy.work_allocation import EvenSplit
 from peer.outer.recipe.published import RECIPES
 from peer.outer.recipe.recipe import PARTS, Recipe, paced, word_of
 from peer.outer.recipe.validation import LEAST_TO_JUDGE, checked
-from peer.outer.topology.topologies import AllPeers, Groups, Neighbours, RandomPairs
+from peer.outer.topology.topologies import BandwidthMatching, Groups, Neighbours, RandomPairs
 from peer.protocol.manifest import RecipeSpec
 
 
@@ -66,11 +66,13 @@ def swarm_recipe(spec: RecipeSpec) -> Recipe:
 
 def missing_on_a_swarm(recipe: Recipe) -> list[tuple[str, str]]:
     """(part, what it must be) for each part that `peer.swarm` and `peer.link` cannot do."""
-    gossips = isinstance(recipe.topology, RandomPairs | Groups | Neighbours)
+    gossips = recipe.gossips
     if gossips:
         payload, spoken = ("payload", "delta or parameters"), recipe.payload in ("delta", "parameters")
     else:
         payload, spoken = ("payload", "delta or gradient"), recipe.payload in ("delta", "gradient")
+    # a sparse codec of parameters is a mask that all draw alike
+    masked = recipe.payload == "parameters" and not recipe.merge.second_iterate
     if isinstance(recipe.schedule, GradientChange):
         scheduled = not gossips
     else:
@@ -83,11 +85,10 @@ def missing_on_a_swarm(recipe: Recipe) -> list[tuple[str, str]]:
         waits = recipe.payload == "gradient" and timeout.normalise == "computed"
     able = {
         payload: spoken,
-        ("exchange", "reduce"): recipe.exchange == "reduce" or not gossips,
+        ("exchange", "reduce, or payload parameters"): recipe.exchange == "reduce" or not gossips or masked,
         ("compressor", "a codec of fixed size, such as top64/4096+int2"): recipe.codec().fixed_size or not gossips,
         ("schedule", "every; with overlap_steps, strided or gradient-change: without gossip"): scheduled,
         ("merge", "carry, mix, elastic or eager"): gossips or not recipe.merge.second_iterate,
-        ("topology", "all, groups, pairs or neighbours"): gossips or isinstance(recipe.topology, AllPeers),
         ("straggler", "wait, as rounds.straggler_wait_s says; quorum, of deltas; compute-timeout, of gradients"): waits,
         ("allocator", "even"): recipe.allocator == EvenSplit(),
     }
@@ -98,7 +99,7 @@ def unguarded(recipe: Recipe) -> tuple[str, str] | None:
     """(why no robust aggregator can guard the gossip rounds of real peers, the remedy); None if one can."""
     topology = recipe.topology
     few = isinstance(topology, Groups) and topology.size < LEAST_TO_JUDGE
-    if few or isinstance(topology, RandomPairs | Neighbours):
+    if few or isinstance(topology, RandomPairs | Neighbours | BandwidthMatching):
         return (
             "of two contributions no aggregator can tell which is malicious: a pair cannot tolerate a malicious member",
             "choose recipe fedavg with payload: parameters and topology: {name: groups, size: 4}, in which gates "

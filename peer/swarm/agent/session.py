@@ -263,6 +263,7 @@ class AgentSession:
             client=node.client,
             relayed=node.relayed,
             addresses=node.host_addresses,
+            lines=rounds.lines,
             bytes_sent=traffic.sent,
             bytes_received=traffic.received,
             seconds_waiting=progress.seconds_waiting if progress else 0.0,

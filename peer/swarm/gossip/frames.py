@@ -11,18 +11,19 @@ from peer.swarm.gossip.mixing import Mixing
 
 
 class Frames:
-    """The frames of one round."""
+    """The frames of one contribution, to whichever round it goes."""
 
     def __init__(self, mixing: Mixing, snapshot: Tensor) -> None:
         self._mixing, self._snapshot = mixing, snapshot
-        self._encoded: dict[int, asyncio.Future[bytes]] = {}
+        self._encoded: dict[tuple[int, int], asyncio.Future[bytes]] = {}
 
-    async def frame(self, index: int) -> bytes:
+    async def frame(self, round: int, index: int) -> bytes:
         """Raises RoundAborted if the parameters are not finite."""
-        if index not in self._encoded:
-            work = asyncio.to_thread(self._mixing.encode, index, self._snapshot)
-            self._encoded[index] = asyncio.ensure_future(work)
-        return await asyncio.shield(self._encoded[index])  # a caller may be cancelled; the encoded frame stays
+        key = (round * self._mixing.masked, index)  # a mask is of one round; else all rounds have the same frames
+        if key not in self._encoded:
+            work = asyncio.to_thread(self._mixing.encode, index, self._snapshot, round)
+            self._encoded[key] = asyncio.ensure_future(work)
+        return await asyncio.shield(self._encoded[key])  # a caller may be cancelled; the encoded frame stays
 
     async def ended(self, settle: Callable[[], None]) -> None:
         """The round is over, one way or the other; no thread works for it any more."""

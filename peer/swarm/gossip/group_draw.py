@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from statistics import median_low
 
-from peer.outer.topology.topologies import Topology
+from peer.outer.topology.topologies import Links, Topology
 
+MeasuredLinks = Callable[[Sequence[str]], Links | None]
 MOST_SKIPPED = 4  # a peer that is further behind downloads another peer's state when it restarts
 
 
@@ -17,10 +18,17 @@ def number_of(run_id: str, peer_id: str) -> int:
 
 
 class GroupDraw:
-    """Draws the groups of one run."""
+    """Draws the groups of one run.
 
-    def __init__(self, topology: Topology, seed: int, run_id: str, own_id: str) -> None:
+    Args:
+        measured: the links between peers, where the topology draws by them.
+    """
+
+    def __init__(
+        self, topology: Topology, seed: int, run_id: str, own_id: str, measured: MeasuredLinks | None = None
+    ) -> None:
         self._topology, self._seed, self._run_id, self._own_id = topology, seed, run_id, own_id
+        self._measured = measured
 
     def group(self, round: int, others: Iterable[str]) -> tuple[str, ...]:
         """This peer's group in a round, in the order of the members' numbers: the order in which all add up.
@@ -28,10 +36,14 @@ class GroupDraw:
         Args:
             round: at least 1.
         """
-        members = {number_of(self._run_id, peer_id): peer_id for peer_id in (*others, self._own_id)}
-        own = number_of(self._run_id, self._own_id)
-        groups = self._topology.groups(round, list(members), self._seed, None)
-        return tuple(members[number] for number in next(group for group in groups if own in group))
+        numbers = {number_of(self._run_id, peer_id): peer_id for peer_id in (*others, self._own_id)}
+        links = None
+        if self._measured is not None:  # what is measured is of places in the order of the numbers
+            numbers = {place: numbers[number] for place, number in enumerate(sorted(numbers))}
+            links = self._measured(list(numbers.values()))
+        groups = self._topology.groups(round, list(numbers), self._seed, links)
+        named = (tuple(numbers[number] for number in group) for group in groups)
+        return next(group for group in named if self._own_id in group)
 
 
 def round_after(own: int, others: Collection[int], last: int) -> int:

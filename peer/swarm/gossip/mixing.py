@@ -23,6 +23,7 @@ from peer.outer.optim.optimizers import Vectors
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.record import Drop
 from peer.outer.round import RoundAborted
+from peer.outer.state.gathered_update import GatherFormat
 from peer.outer.state.gossip_mixing import drift, mix_, move_, pair_
 from peer.outer.state.outer_state import OuterState
 from peer.swarm.round.strategy import blamed
@@ -38,16 +39,22 @@ class Mixing:
 
     Attributes:
         acceleration: of the next round, where the recipe has a second iterate.
-        slices: [start, stop) of what travels as one frame.
+        slices: [start, stop) of what travels as one frame; a masked vector travels whole.
         sizes: bytes of each frame: the payload, then with payload `delta` the anchor.
     """
 
     def __init__(self, recipe: Recipe, state: OuterState) -> None:
         self.recipe, self.state, self._sender = recipe, state, state.wire.sender(recipe.feedback)
         self._deltas, self.acceleration, self._pace = recipe.payload == "delta", Acceleration(), (0, (0.0, 0.0))
-        self.slices = state.wire.slices(1, 0)
+        self.slices = state.wire.slices(1, 0) or [(0, state.numel)]
         anchors = [_ANCHORS.wire_bytes(stop - start) if self._deltas else 0 for start, stop in self.slices]
-        self.sizes = [sum(both) for both in zip(state.wire.contributed_bytes(1, 0), anchors, strict=True)]
+        payloads = [state.wire.codec.wire_bytes(stop - start) for start, stop in self.slices]
+        self.sizes = [sum(both) for both in zip(payloads, anchors, strict=True)]
+
+    @property
+    def masked(self) -> bool:
+        """Whether a contribution is of coordinates that are drawn for each round."""
+        return isinstance(self.state.wire, GatherFormat)
 
     def accelerate(self, rounds: int, peers: int) -> None:
         """So many rounds after the last one, among so many peers, the next one begins; see `Acceleration`."""
@@ -56,8 +63,8 @@ class Mixing:
                 self._pace = (peers, self.recipe.acceleration(peers))
             self.acceleration = Acceleration(float(rounds), *self._pace[1])
 
-    def encode(self, index: int, snapshot: Tensor) -> bytes:
-        """One frame of this peer's contribution.
+    def encode(self, index: int, snapshot: Tensor, round: int) -> bytes:
+        """One frame of this peer's contribution to a round.
 
         Raises:
             RoundAborted: the local parameters hold NaN or infinity.
@@ -67,7 +74,7 @@ class Mixing:
         if self.recipe.merge.second_iterate:
             source, own = Source(self.acceleration.flow(self.state, snapshot, *own)[0], None), (0, stop - start)
         try:
-            payload = self._sender.encode(source, *own, 0)
+            payload = self._sender.encode(source, *own, round - 1)
         except NonFiniteError as error:
             raise RoundAborted("exchange", str(error)) from None
         return b"".join((payload, _ANCHORS.encode(anchor[start:stop]) if self._deltas else b""))
@@ -121,6 +128,9 @@ class Mixture:
     ) -> None:
         recipe, state = mixing.recipe, mixing.state
         self._recipe, self._state, self._wire = recipe, state, state.wire
+        self._codec = self._wire.codec
+        if isinstance(self._wire, GatherFormat):
+            self._codec = self._codec.seeded(self._wire.seed_at(round - 1))
         self._round, self._members, self._me, self._snapshot = round, members, me, snapshot
         self._deltas = recipe.payload == "delta"
         self._aggregation = Aggregation(recipe.aggregator, list(weights) if self._deltas else [1] * len(members))
@@ -134,11 +144,15 @@ class Mixture:
             RoundAborted: a frame is malformed (with its sender), or what it comes to is nothing that can be applied.
         """
         views = [memoryview(frame) for frame in frames]
-        size = self._wire.codec.wire_bytes(stop - start)
+        size = self._codec.wire_bytes(stop - start)
         payloads, anchors = [view[:size] for view in views], [view[size:] for view in views]
         with blamed(self._members):
-            reduced = self._wire.reduce(self._aggregation, payloads, start, stop)
-            mean = self._wire.codec.decode(reduced, stop - start)
+            if isinstance(self._wire, GatherFormat):  # the coordinates that all have drawn alike
+                update = self._wire.update(payloads, [1] * len(payloads), self._round - 1)
+                mean, self._aggregation = update.vector, update.aggregation or self._aggregation
+            else:
+                reduced = self._wire.reduce(self._aggregation, payloads, start, stop)
+                mean = self._codec.decode(reduced, stop - start)
             self._mix(start, stop, mean, payloads, anchors)
 
     def _mix(
@@ -148,7 +162,7 @@ class Mixture:
         if self._recipe.merge.second_iterate:
             x, second = self._acceleration.flow(self._state, self._snapshot, start, stop)
             if len(payloads) > 1:
-                other = self._wire.codec.decode(payloads[1 - self._me], stop - start)
+                other = self._codec.decode(payloads[1 - self._me], stop - start)
                 pair_(x, second, other, self._acceleration.alpha_tilde)
             result.copy_(x)
             torch.sub(second, x, out=self._ahead[start:stop])
@@ -158,7 +172,7 @@ class Mixture:
         if not self._deltas:
             result.copy_(self._snapshot[start:stop])
             if len(payloads) > 1:  # a peer alone keeps its own
-                sent = self._wire.codec.decode(payloads[self._me], stop - start)
+                sent = self._codec.decode(payloads[self._me], stop - start)
                 move_(result, mean, sent, replaces=self._recipe.compressor == "fp32")
             _check_finite(result)
             return

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from functools import partial
 
 from peer.link.memory import Head
 from peer.link.messages import RoundEnded
@@ -17,13 +18,15 @@ from peer.outer.compress.base import Payload
 from peer.outer.recipe.validation import LEAST_TO_JUDGE
 from peer.outer.record import RoundRecord
 from peer.outer.round import Due, RoundAborted
+from peer.outer.topology.topologies import BandwidthMatching
 from peer.protocol.manifest import MAX_ROUNDS
 from peer.protocol.wire import GossipJoin, roster_digest
-from peer.swarm.gossip.exchange import GossipExchange
+from peer.swarm.gossip.exchange import Frame, GossipExchange
 from peer.swarm.gossip.frames import Frames
 from peer.swarm.gossip.group_draw import GroupDraw, round_after
 from peer.swarm.gossip.inbox import GossipInboxes
 from peer.swarm.gossip.initial_state import InitialState
+from peer.swarm.gossip.line_meter import LineMeter
 from peer.swarm.gossip.mixing import Mixing, Mixture
 from peer.swarm.gossip.outcome import GossipOutcome
 from peer.swarm.gossip.store import LocalStateStore
@@ -44,7 +47,10 @@ class GossipRounds(RoundLoop[LocalStateStore]):
         node, manifest, recipe = context.node, context.plan.manifest, context.plan.recipe
         self._mixing = Mixing(recipe, store.state)
         self._rule = context.plan.weight_rule
-        self._draw = GroupDraw(recipe.topology, manifest.seed, manifest.run_id, node.peer_id)
+        self._meter = LineMeter(node, context.directory, context.rng)
+        self._measures = isinstance(recipe.topology, BandwidthMatching)
+        measured = self._meter.links if self._measures else None
+        self._draw = GroupDraw(recipe.topology, manifest.seed, manifest.run_id, node.peer_id, measured)
         self._initial_state = InitialState(context, store)
         self.patience_s = manifest.rounds.straggler_wait_s + self._node.timing.gossip_answer_s
         self._budget = DeadlineEstimator(manifest.rounds.timeout_s, self._node.timing.min_exchange_s)
@@ -57,6 +63,10 @@ class GossipRounds(RoundLoop[LocalStateStore]):
         self._alone_in_row = 0
 
     # -- what others see ---------------------------------------------------------------------------------------------
+
+    @property
+    def lines(self) -> str:
+        return self._meter.said
 
     def on_return(self, peer_id: str) -> None:
         """Nothing to do for a peer that was away: there is no chain, and groups are drawn from the records."""
@@ -92,6 +102,8 @@ class GossipRounds(RoundLoop[LocalStateStore]):
     async def start(self) -> None:
         await self._inboxes.start()
         await self._initial_state.serve()
+        if self._measures:
+            self._node.spawn(self._meter.run(), essential=True)
 
     async def join(self, resumed: Head | None) -> None:
         """Take another peer's state unless this one has its own, and hand it to the trainer."""
@@ -179,7 +191,7 @@ class GossipRounds(RoundLoop[LocalStateStore]):
         weights = self._weigh([(self._node.peer_id, due.tokens)])
         mixture = self._mixing.begin(number, members, weights, 0, due.snapshot)
         for index, (start, stop) in enumerate(self._mixing.slices):
-            await asyncio.to_thread(mixture.take, start, stop, [await frames.frame(index)])
+            await asyncio.to_thread(mixture.take, start, stop, [await frames.frame(number, index)])
         if failed is None:
             return GossipOutcome(number, drawn, members, weights, mixture)
         return GossipOutcome(number, drawn, members, weights, mixture, failed.phase, failed.reason, failed.culprit)
@@ -200,7 +212,7 @@ class GossipRounds(RoundLoop[LocalStateStore]):
             weights = self._weigh([(peer_id, exchange.tokens(peer_id)) for peer_id in members])
             me = members.index(self._node.peer_id)
             mixture = self._mixing.begin(number, members, weights, me, due.snapshot)
-            await self._exchange(exchange, members, mixture, frames)
+            await self._exchange(exchange, members, mixture, partial(frames.frame, number))
             whole = True
         finally:
             await exchange.close(whole)
@@ -212,7 +224,7 @@ class GossipRounds(RoundLoop[LocalStateStore]):
         return GossipOutcome(number, drawn, members, weights, mixture, "match", why, culprit, seconds)
 
     async def _exchange(
-        self, exchange: GossipExchange, members: tuple[str, ...], mixture: Mixture, frames: Frames
+        self, exchange: GossipExchange, members: tuple[str, ...], mixture: Mixture, frame: Frame
     ) -> None:
         async def take(index: int, payloads: Sequence[Payload]) -> None:
             await asyncio.to_thread(mixture.take, *self._mixing.slices[index], payloads)
@@ -222,7 +234,7 @@ class GossipRounds(RoundLoop[LocalStateStore]):
         timeout_s = self._budget.seconds(wire_bytes)
         self.store.snapshot_cache.priority.round_begins()
         try:
-            await exchange.exchange(members, frames.frame, take, timeout_s)
+            await exchange.exchange(members, frame, take, timeout_s)
         except RoundAborted:
             if clock() - began >= timeout_s:
                 self._budget.allow_longer(wire_bytes)

@@ -130,6 +130,7 @@ class Timing:
     gossip_answer_s: float = _lasts(4.0, "beyond the straggler window to answer a call, and for records to be read")
     roster_wait_s: float = _lasts(10.0, "for members to say with whom they go on")
     last_wait_s: float = _lasts(4.0, "for a member that another one has given up on")
+    line_pause_s: float = _lasts(60.0, "between two measurements of lines whose speed is known")
     renewed_after_s: float = _lasts(30.0, "that several newcomers are given the same snapshot")
 
     # state

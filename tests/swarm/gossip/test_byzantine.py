@@ -38,7 +38,7 @@ async def test_no_member_has_another_to_itself_by_saying_that_the_others_did_not
         two = tuple(peer_id for peer_id in roster if peer_id in (byzantine.peer_id, victim.peer_id))
         await stream.send_message(Kind.ROSTER, GossipRoster(members=two))
         for index in range(len(mixing.slices)):
-            await stream.send(Kind.CONTRIBUTION, mixing.encode(index, byzantine.local * -500))
+            await stream.send(Kind.CONTRIBUTION, mixing.encode(index, byzantine.local * -500, 1))
         await stream.send(Kind.END)
 
     async def answer(stream):

@@ -60,7 +60,7 @@ class Puppet:
     def honest(self):
         """Frames as an honest member would send them."""
         mixing = self.peer.rounds._mixing
-        return [(Kind.CONTRIBUTION, mixing.encode(index, self.peer.local)) for index in range(len(mixing.slices))]
+        return [(Kind.CONTRIBUTION, mixing.encode(index, self.peer.local, 1)) for index in range(len(mixing.slices))]
 
 
 async def pair(network, folder, **rounds):

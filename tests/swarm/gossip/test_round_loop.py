@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from peer.outer.recipe.plan import RunPlan
+from peer.outer.topology.topologies import Links
 from peer.sim.campaign.simulation import Simulation, SimulationSetup
 from peer.sim.world.scenario import PeerProfile
 from tests.sim.tiny import ADAMW
@@ -27,6 +28,7 @@ RECIPES = {
     "parameters of neighbours": (5, {"name": "a2cid2", "merge": {"name": "mix", "alpha": 0.0}}),
     "a2cid2": (6, {"name": "a2cid2"}),
     "a2cid2 on a torus": (9, {"name": "a2cid2", "topology": {"graph": "torus"}}),
+    "saps": (5, {"name": "saps", "compressor": "random0.1+fp32", "topology": {"refresh": 4}}),
     "parameters in groups": (9, plain_groups(3)),
     "parameters in 8 bits": (6, {**plain_groups(3), "compressor": "int8"}),
     "the median of groups": (9, {**plain_groups(3), "aggregator": "median"}),
@@ -63,8 +65,35 @@ class Simulated:
                 self.sync.merge(replica, outcome, contribution, 0)
 
 
+class Lines:
+    """What peers measure: the later two peers are at the end of slow lines."""
+
+    def __init__(self, monkeypatch):
+        self.slow = set()
+        monkeypatch.setattr("peer.swarm.gossip.line_meter.bytes_s_to", self.bytes_s)
+
+    async def bytes_s(self, node, peer_id):
+        return 2.0**13 if {node.peer_id, peer_id} & self.slow else 2.0**20
+
+    async def measure(self, peers):
+        self.slow = {peer.peer_id for peer in peers[-2:]}
+        for peer in peers:
+            for other in peers:
+                if other is not peer:
+                    await peer.rounds._meter.measure(other.peer_id)
+        count = len(peers)
+        fast = [place < count - 2 for place in range(count)]
+        pair = tuple(tuple(2.0**20 if one and other else 2.0**13 for other in fast) for one in fast)
+        return Links(up=(2.0**20,) * count, down=(2.0**20,) * count, pair=pair)
+
+
+@pytest.fixture
+def lines(monkeypatch):
+    return Lines(monkeypatch)
+
+
 @pytest.mark.parametrize("name", RECIPES)
-async def test_the_rounds_of_peers_are_those_of_the_simulator_bit_for_bit(network, tmp_path, name):
+async def test_the_rounds_of_peers_are_those_of_the_simulator_bit_for_bit(network, tmp_path, lines, name):
     count, recipe = RECIPES[name]
     task = TinyTask()
     numel = task.layout.numel
@@ -72,6 +101,8 @@ async def test_the_rounds_of_peers_are_those_of_the_simulator_bit_for_bit(networ
     peers = await gossip(network, tmp_path, recipe, count, numel=numel, elements=elements)
     built = RunPlan.of(peers[0].manifest).recipe
     simulated = Simulated(peers, built)
+    links = await lines.measure(peers) if name == "saps" else None
+    numbers = [peer.number for peer in peers] if links is None else range(count)
     tokens, places = [100 + 10 * index for index in range(count)], {p.peer_id: i for i, p in enumerate(peers)}
     for number in range(1, 5):
         noise = torch.Generator().manual_seed(number)
@@ -83,8 +114,8 @@ async def test_the_rounds_of_peers_are_those_of_the_simulator_bit_for_bit(networ
                 replica.learner.estimate += step
         records = await everybody_rounds(peers, tokens)
         groups = {tuple(places[peer_id] for peer_id in record.members) for record in records}
-        drawn = built.topology.groups(number, [peer.number for peer in peers], peers[0].manifest.seed, None)
-        assert {tuple(peers[at].number for at in group) for group in groups} == set(drawn)
+        drawn = built.topology.groups(number, numbers, peers[0].manifest.seed, links)
+        assert {tuple(numbers[at] for at in group) for group in groups} == set(drawn)
         simulated.round(number, groups, tokens)
         for peer, replica, record in zip(peers, simulated.replicas, records, strict=True):
             assert (record.status, record.round, record.reason) == ("committed", number, None)

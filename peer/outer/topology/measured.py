@@ -1,0 +1,50 @@
+"""What all peers of a run take as its links, from what each of them says that it has measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median_high
+
+from peer.outer.topology.topologies import Links
+
+MOST_MOVED = 2.0  # by which one end can lower a link that is limited by its ends
+
+Said = Sequence[Mapping[int, float]]
+
+
+def agreed_links(said: Said) -> Links | None:
+    """The links that follow from these claims: of each two members the lower of what both ends say.
+
+    But at least half of what the higher end says, as far as the others measure as much of both ends: a false claim
+    cannot make a link faster than the other end and the others find it, nor slower than half of that. A link that
+    neither end has measured is as slow as the slowest.
+
+    Args:
+        said: [i][j]: bytes/s between members i and j, as i says; some may be missing.
+
+    Returns:
+        None where nothing is said: then all links count as equal.
+    """
+    members = range(len(said))
+    rates = [[_between(said, i, j) if i != j else None for j in members] for i in members]
+    known = [rate for row in rates for rate in row if rate is not None]
+    if not known:
+        return None
+    slowest = min(known)
+    pair = tuple(tuple(slowest if rate is None else rate for rate in row) for row in rates)
+    fastest = tuple(max(row) for row in pair)
+    return Links(up=fastest, down=fastest, pair=pair)
+
+
+def _between(said: Said, one: int, other: int) -> float | None:
+    ends = [said[i][j] for i, j in ((one, other), (other, one)) if j in said[i]]
+    if not ends:
+        return None
+    words = (
+        [word[end] for member, word in enumerate(said) if member not in (one, other) and end in word]
+        for end in (one, other)
+    )
+    limits = [median_high(own) for own in words if own]
+    if len(ends) == 1:
+        return min([*ends, *limits])
+    return max(min(ends), min([max(ends), *limits]) / MOST_MOVED if limits else 0.0)

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from peer.data.batches import Resident, WindowSource
-from peer.data.encode import TextEncoder
+from peer.data.encode import DocumentEncoder, TextEncoder
 from peer.data.packing import PackedTokens, check_enough, pack_documents
-from peer.data.resident import first_held_out, read_documents, split_documents
+from peer.data.resident import first_held_out, read_documents, report, split_documents
 from peer.data.segments import SEGMENT_BYTES, SegmentCache, SegmentRule, encoder_id_of
 from peer.data.sources import TextSource, list_sources
 from peer.data.streamed import PATIENCE_S, Reading, StreamedSource
@@ -124,6 +124,7 @@ class _Opening:
     ) -> None:
         self._spec, self._tokenizer, self._stopping, self._workers = spec, tokenizer, stopping, workers
         self._encoder_id = encoder_id_of(encoder)
+        self._documents = DocumentEncoder(encoder, spec.train_on)
         self._segment_bytes = options.segment_bytes
         self._reading = None
         if workers is not None:
@@ -186,16 +187,18 @@ class _Opening:
         return held_out
 
     def _packed(self, documents: Sequence[str]) -> np.ndarray:
-        return pack_documents(documents, self._tokenizer, self._spec.sequence_length).tokens
+        return pack_documents(documents, self._documents, self._spec.sequence_length).tokens
 
     def _resident(self, number: int, source: TextSource, wanted: int) -> tuple[WindowSource, list[Any]]:  # noqa: ARG002
         train, validation = split_documents(read_documents(source), self._spec.validation_fraction)
         for text in train:
             data = text.encode("utf-8", "surrogatepass")
             self._text.update(len(data).to_bytes(8, "big") + data)
-        length = self._spec.sequence_length
-        windows = Resident(pack_documents(train, self._tokenizer, length), source.weight)
-        return windows, [self._packed(validation)[: wanted + 1]]
+        windows = Resident(pack_documents(train, self._documents, self._spec.sequence_length), source.weight)
+        held_out = self._packed(validation)[: wanted + 1]
+        report(source.name, [], self._documents.left_out)
+        self._documents.left_out.clear()
+        return windows, [held_out]
 
     def _streamed(self, number: int, source: TextSource, wanted: int) -> tuple[WindowSource, list[Any]]:
         streamed, described = self._stream(number, source)
@@ -207,8 +210,9 @@ class _Opening:
         assert self._reading is not None
         files = [[file.model_dump() for file in shard] for shard in source.shards]
         rule = SegmentRule(
-            column=source.column, fraction=self._spec.validation_fraction, limit_bytes=self._segment_bytes
-        )
+            column=source.column, train_on=self._spec.train_on, fraction=self._spec.validation_fraction,
+            limit_bytes=self._segment_bytes,
+        )  # fmt: skip
         streamed = StreamedSource(self._reading, source.name, number, source.shards, rule, source.weight)
         return streamed, json.dumps([files, rule.model_dump()], sort_keys=True).encode()
 

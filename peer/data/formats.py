@@ -31,6 +31,7 @@ PIECE_BYTES = 1 << 22  # a longer text is several documents
 SNIFFED_BYTES = 1 << 13
 BATCH_ROWS = 256
 TOO_LONG = object()
+MESSAGES = "messages"  # the column of conversations, where there is not the one of text
 _BOMS = (
     (codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF32_LE, "utf-32-le"), (codecs.BOM_UTF32_BE, "utf-32-be"),
     (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"),
@@ -161,9 +162,9 @@ def _jsonl(stream: io.BufferedIOBase, column: str, offset: int) -> Iterator[Row]
 
 
 def _value(row: Any, column: str) -> Any:
-    """The text of a row: the column of an object, or a bare string; KeyError, ValueError in its place if none."""
+    """What a row says: the column of an object, or a bare string; KeyError, ValueError in its place if none."""
     if isinstance(row, dict):
-        return row.get(column, KeyError(column))
+        return row.get(column, row.get(MESSAGES, KeyError(column)))
     return row
 
 
@@ -222,14 +223,15 @@ def _tsv(stream: io.BufferedIOBase, column: str, offset: int) -> Iterator[Row]:
     return _csv(stream, column, offset, "\t")
 
 
-def _check_column(column: str, names: list[str]) -> None:
-    if column not in names:
+def _column(column: str, names: list[str]) -> str:
+    if column not in names and MESSAGES not in names:
         raise FileProblem(f"no column {column!r}; it has {', '.join(names[:16])}")
+    return column if column in names else MESSAGES
 
 
 def _parquet(file: IO[bytes], column: str, offset: int) -> Iterator[Row]:
     table = pq.ParquetFile(file, buffer_size=1 << 20, pre_buffer=False)
-    _check_column(column, table.schema_arrow.names)
+    column = _column(column, table.schema_arrow.names)
     before = 0
     for group in range(table.num_row_groups):
         rows = table.metadata.row_group(group).num_rows
@@ -243,13 +245,13 @@ def _arrow(file: IO[bytes], column: str, offset: int) -> Iterator[Row]:
     if file.read(6) == b"ARROW1":
         file.seek(0)
         reader = pa.ipc.open_file(file)
-        _check_column(column, reader.schema.names)
+        column = _column(column, reader.schema.names)
         numbers = range(reader.num_record_batches)
         batches: Iterator[Any] = (reader.get_batch(number).select([column]) for number in numbers)
     else:
         file.seek(0)
         stream = pa.ipc.open_stream(file)
-        _check_column(column, stream.schema.names)
+        column = _column(column, stream.schema.names)
         batches = (batch.select([column]) for batch in stream)
     yield from _values(batches, 0, offset)
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from peer.data.tokenizer import Tokenizer
+from peer.data.encode import DocumentEncoder, narrowed
 from peer.errors import UserError
 
 
@@ -21,7 +21,7 @@ class PackedTokens:
     one window is not used.
 
     Args:
-        tokens: integers [n] of any type; may be mapped from a file.
+        tokens: integers [n] of any type, as `DocumentEncoder` gives them; may be mapped from a file.
         sequence_length: T, tokens.
         document_end: the token that ends documents, where attention stays inside a document; None: it does not.
     """
@@ -48,12 +48,10 @@ class PackedTokens:
         return torch.from_numpy(self.tokens[start : start + self.sequence_length + 1].astype(np.int64))
 
 
-def pack_documents(texts: Iterable[str], tokenizer: Tokenizer, sequence_length: int) -> PackedTokens:
+def pack_documents(documents: Iterable[str], encoder: DocumentEncoder, sequence_length: int) -> PackedTokens:
     """Encode documents, end each with eos, and join them, in their order."""
-    kept = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.int32
-    eos = np.array([tokenizer.eos_id], dtype=kept)
-    pieces = [piece for text in texts for piece in (tokenizer.encode(text).astype(kept), eos)]
-    return PackedTokens(np.concatenate(pieces) if pieces else np.empty(0, dtype=kept), sequence_length)
+    pieces = [narrowed(tokens) for one in documents for tokens in encoder.tokens_of([one])]
+    return PackedTokens(np.concatenate(pieces) if pieces else np.empty(0, dtype=np.uint16), sequence_length)
 
 
 def check_enough(purpose: str, packed: PackedTokens, windows: int) -> None:

@@ -6,6 +6,7 @@ token.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import json
 import os
@@ -69,9 +70,15 @@ class PretrainedTokenizer:
         """Content of the `tokenizer.json` that does the same."""
         raise NotImplementedError
 
+    def _chat(self) -> tuple[Any, dict[str, str]]:
+        """The chat template, if there is one, and the special tokens that it may name."""
+        raise NotImplementedError
+
     def encoder(self) -> TextEncoder:
         """The same ids, from a process that has neither torch nor transformers."""
-        return FastEncoder(self._definition(), self.eos_id, self._control.ids, self.vocab_size)
+        template, special = self._chat()
+        chat = (template, special) if isinstance(template, str) else None
+        return FastEncoder(self._definition(), self.eos_id, self._control.ids, self.vocab_size, chat)
 
     def _text(self, ids: list[int]) -> str:
         raise NotImplementedError
@@ -131,6 +138,11 @@ class HubTokenizer(PretrainedTokenizer):
     def _definition(self) -> str:
         return str(self._tokenizer.backend_tokenizer.to_str())
 
+    def _chat(self) -> tuple[Any, dict[str, str]]:
+        template = self._tokenizer.chat_template
+        named = {key: str(token) for key in _SPECIAL if (token := getattr(self._tokenizer, key)) is not None}
+        return template.get("default") if isinstance(template, dict) else template, named
+
     def _text(self, ids: list[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
 
@@ -173,6 +185,9 @@ class FolderTokenizer(PretrainedTokenizer):
     def _definition(self) -> str:
         return str(self._raw.to_str())
 
+    def _chat(self) -> tuple[Any, dict[str, str]]:
+        return self._config.get("chat_template"), self._named
+
     def _text(self, ids: list[int]) -> str:
         return str(self._raw.decode(ids, skip_special_tokens=True))
 
@@ -203,6 +218,9 @@ def examine(tokenizer: PretrainedTokenizer, name: str) -> str:
     if num_chars > MAX_CHARS_PER_ID * tokenizer.vocab_size:
         what = f"the tokenizer {name} makes {num_chars} characters of its {tokenizer.vocab_size} ids"
         raise UserError(what, "choose another one")
+    if (chat := tokenizer.encoder().chat) is not None:
+        with contextlib.suppress(ValueError):  # one that refuses this conversation may take those of the data
+            chat.spans([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
     return tokenizer.digest
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from peer.data.batches import Batches, Resident
+from peer.data.encode import ID_MASK, INNER, DocumentEncoder
 from peer.data.formats import read_rows
 from peer.data.packing import PackedTokens
 from peer.data.problems import FileProblem, SourceBusy
@@ -118,7 +119,7 @@ def preview(
 class _SourceSample:
     def __init__(self, source: TextSource, manifest: RunManifest, tokenizer: Tokenizer, most_bytes: int) -> None:
         self._source, self._manifest, self._tokenizer, self._most_bytes = source, manifest, tokenizer, most_bytes
-        self._encoder = tokenizer.encoder()
+        self._encoder = DocumentEncoder(tokenizer.encoder(), manifest.data.train_on)
         self._read = self._size = 0
         files = sum(map(len, source.shards))
         self._found = SourcePreview(name=printable(source.name), weight=source.weight, files=files)
@@ -134,16 +135,17 @@ class _SourceSample:
             held_out = is_held_out(text, self._manifest.data.validation_fraction)
             found.documents, found.held_out = found.documents + (not held_out), found.held_out + held_out
             found.text_bytes += len(text.encode("utf-8", "replace"))
-            (ids,) = self._encoder.encode_all([text])
-            found.tokens += len(ids) + 1
+            (tokens,) = self._encoder.tokens_of([text])
+            found.tokens += len(tokens)
             if not held_out:
-                self._pieces += [ids, np.array([self._encoder.eos_id], dtype=ids.dtype)]
+                self._pieces.append(tokens)
             if found.text_bytes >= self._most_bytes:
                 found.share = self._read / self._size if self._size else None
                 break
         else:
             found.share = 1.0
         found.seconds = time.perf_counter() - began
+        found.left_out += self._encoder.left_out
         found.sequence = self._sequence()
         return found
 
@@ -176,9 +178,9 @@ class _SourceSample:
         if not len(packed):
             return ""
         ((batch, _),) = islice(Batches([Resident(packed)], 1, self._manifest.seed), 1)
-        ids = batch[0].numpy().astype(np.int32)
-        ends = np.flatnonzero(ids == self._encoder.eos_id)
-        parts = [self._tokenizer.decode(part[part != self._encoder.eos_id]) for part in np.split(ids, ends)]
+        tokens, end = batch[0].numpy().astype(np.int32), self._tokenizer.eos_id
+        ends = np.flatnonzero((tokens & (ID_MASK | INNER)) == end)
+        parts = [self._tokenizer.decode(part[part != end]) for part in np.split(tokens & ID_MASK, ends)]
         return printable(BOUNDARY.join(parts), MAX_SHOWN_CHARS)
 
 

@@ -7,6 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
+from peer.data.chat import Conversation
 from peer.data.shards import Problems, is_held_out, shard_rows, text_or_reason
 from peer.data.sources import TextSource, list_sources
 from peer.errors import UserError
@@ -68,8 +69,8 @@ def first_held_out(source: TextSource, fraction: float, enough: int, size: Calla
     return split_documents(documents, fraction)[1]
 
 
-def documents_for(spec: DataSpec, train_files: tuple[str, ...], *, validation: bool) -> Iterator[str]:
-    """The training documents of all sources, or those for validation, one after the other.
+def texts_for(spec: DataSpec, train_files: tuple[str, ...], *, validation: bool) -> Iterator[str]:
+    """The text of the training documents of all sources, or of those for validation, one after the other.
 
     Raises:
         UserError: a source that does not exist, or no document in all of them.
@@ -78,13 +79,13 @@ def documents_for(spec: DataSpec, train_files: tuple[str, ...], *, validation: b
     for source in list_sources(spec, train_files):
         if source.resident:
             seen = True
-            yield from split_documents(read_documents(source), spec.validation_fraction)[validation]
+            yield from map(_text_of, split_documents(read_documents(source), spec.validation_fraction)[validation])
             continue
         problems, left_out = Problems(), Counter[str]()
         for text in documents_of(source, problems, left_out):
             seen = True
             if is_held_out(text, spec.validation_fraction) == validation:
-                yield text
+                yield _text_of(text)
         report(source.name, problems.lines, left_out)
     if not seen:
         raise UserError(f"the data set is empty: {source.name}", source.hint)
@@ -98,7 +99,7 @@ def report(name: str, problems: Sequence[str], left_out: Counter[str]) -> None:
         log.warning("left out: %d more files of %s", len(problems) - MAX_NAMED, name)
     if left_out:
         counts = ", ".join(f"{count:,} {reason}" for reason, count in left_out.items())
-        log.warning("left out of %s: rows that are %s", name, counts)
+        log.warning("rows left out of %s: %s", name, counts)
 
 
 def split_documents(documents: Sequence[str], fraction: float) -> tuple[list[str], list[str]]:
@@ -120,14 +121,19 @@ def split_documents(documents: Sequence[str], fraction: float) -> tuple[list[str
     return [text for text in documents if text not in validation], [text for text in documents if text in validation]
 
 
+def _text_of(document: str) -> str:
+    return document.text if isinstance(document, Conversation) else document
+
+
 def _rank(text: str) -> tuple[bytes, str]:
     return hashlib.sha256(text.encode("utf-8", "replace")).digest(), text
 
 
 def _cut(text: str, fraction: float) -> tuple[list[str], list[str]]:
-    if len(text) < 2:
+    if len(text) < 2 or isinstance(text, Conversation):
+        what = "conversation" if isinstance(text, Conversation) else f"document of {len(text)} characters"
         raise UserError(
-            f"the data set is one document of {len(text)} characters; a validation split needs at least 2",
+            f"the data set is one {what}; a validation split needs two, or a longer text",
             "add text, or more documents",
         )
     cut = min(max(int(len(text) * (1.0 - fraction)), 1), len(text) - 1)

@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import json
 import os
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,14 +14,14 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from peer.data.encode import TextEncoder
+from peer.data.encode import DocumentEncoder, TextEncoder, narrowed
 from peer.data.shards import DataFile, Problems, is_held_out, text_or_reason
 from peer.protocol import hashing
 
 SEGMENT_BYTES = 4 << 20  # of text
 BATCH_CHARS = 1 << 18  # encoded in one call
 HEADER_BYTES = 1 << 12
-VERSION = 1  # of the file's format and of what is made of rows
+VERSION = 2  # of the file's format and of what is made of rows
 MAX_PROBLEM_CHARS = 400
 MAX_PROBLEMS = 4
 
@@ -60,6 +59,7 @@ class SegmentRule(BaseModel):
 
     Attributes:
         column: of rows that have columns.
+        train_on: of conversations, see `DocumentEncoder`.
         fraction: of all documents, for validation.
         validation: take these, and not the others.
         limit_bytes: of text, behind which a segment ends.
@@ -68,6 +68,7 @@ class SegmentRule(BaseModel):
 
     model_config = ConfigDict(frozen=True)
     column: str
+    train_on: str = "assistant"
     fraction: float
     validation: bool = False
     limit_bytes: int
@@ -125,13 +126,12 @@ class _Making:
     """Documents -> tokens, encoded many at a time."""
 
     def __init__(self, rule: SegmentRule, encoder: TextEncoder) -> None:
-        self._rule, self._encoder = rule, encoder
-        self._eos = np.array([encoder.eos_id], dtype=np.uint16 if encoder.eos_id < 1 << 16 else np.uint32)
+        self._rule, self._encoder = rule, DocumentEncoder(encoder, rule.train_on)
         self._waiting: list[str] = []
         self._chars = self._tokens = 0
         self.pieces: list[npt.NDArray[Any]] = []
         self.documents = self.held_out = self.text_bytes = self.read_bytes = 0
-        self.left_out: Counter[str] = Counter()
+        self.left_out = self._encoder.left_out
 
     def take(self, rows: Iterator[tuple[Any, int]]) -> int | None:
         """The cursor behind the last row that was taken; None: there are no more."""
@@ -166,10 +166,9 @@ class _Making:
             self._encode()
 
     def _encode(self) -> None:
-        for ids in self._encoder.encode_all(self._waiting):
-            narrow = ids.size == 0 or ids.max() < 1 << 16
-            self.pieces += (ids.astype(np.uint16 if narrow else np.uint32), self._eos)
-            self._tokens += len(ids) + 1
+        for tokens in self._encoder.tokens_of(self._waiting):
+            self.pieces.append(narrowed(tokens))
+            self._tokens += len(tokens)
         self._waiting, self._chars = [], 0
 
 

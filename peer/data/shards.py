@@ -10,6 +10,7 @@ from typing import IO, Any
 
 from pydantic import BaseModel, ConfigDict
 
+from peer.data.chat import conversation_or_reason
 from peer.data.formats import TOO_LONG, read_rows
 from peer.data.problems import FileProblem
 from peer.data.web import WebFile
@@ -81,13 +82,15 @@ def shard_rows(
 
 
 def text_or_reason(value: Any) -> tuple[str, str | None]:
-    """(text, None) of a row that holds text; otherwise ("", why the row is left out)."""
+    """(text, None) of a row that holds text or a conversation; otherwise ("", why the row is left out)."""
     if isinstance(value, str):
         return (value, None) if value.strip() else ("", "empty")
     if value is TOO_LONG:
         return "", "too long"
     if isinstance(value, KeyError):
         return "", "without the column"
+    if isinstance(value, list) and value:
+        return conversation_or_reason(value)
     return "", _KINDS.get(type(value), "not JSON" if isinstance(value, Exception) else "not text")
 
 

@@ -1,4 +1,4 @@
-"""Where text comes from: the standard library's source, the hub, the web, or a peer's own files."""
+"""Where text comes from: the standard library's source, a shipped set, the hub, the web, or a peer's own files."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 RESIDENT_BYTES = 64 << 20  # local files of no more, together, are held in memory and shuffled as one
 SHARD_BYTES, SHARD_FILES = 64 << 20, 4096  # of local files that are read one after the other
+INSTRUCTIONS = Path(__file__).with_name("instructions.jsonl")
 _STDLIB_EXCLUDED = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
 _HUB = "hf://datasets/"
 _ARCHIVES = ("zip://", "tar://", "gzip://", "bz2://", "xz://", "lz4://", "zstd://")
@@ -65,7 +66,8 @@ def list_sources(spec: DataSpec, train_files: tuple[str, ...], *, private_urls: 
         column = spec.sources[0].text_column
         return [_local(f"train_files {list(train_files)}", _own_files(train_files), OWN_FILES_HINT, 1.0, column)]
     makers: dict[str, Callable[[SourceSpec], TextSource]] = {
-        "python-stdlib": _stdlib, "hub": _hub, "web": partial(_web, public=not private_urls),
+        "python-stdlib": _stdlib, "instructions": _instructions, "hub": _hub,
+        "web": partial(_web, public=not private_urls),
     }  # fmt: skip
     return [makers[source.kind](source) for source in spec.sources]
 
@@ -78,6 +80,11 @@ def _stdlib(spec: SourceSpec) -> TextSource:
     if not files:
         raise UserError(f"the data set is empty: no Python source under {root}", hint)
     return _local(f"the Python source under {root}", files, hint, spec.weight)
+
+
+def _instructions(spec: SourceSpec) -> TextSource:
+    files = [(INSTRUCTIONS.name, INSTRUCTIONS)]
+    return _local("Atoll's instructions", files, "install Atoll again", spec.weight)
 
 
 def _local(name: str, files: Sequence[tuple[str, Path]], hint: str, weight: float, column: str = "text") -> TextSource:

@@ -22,6 +22,7 @@ from peer.data.encode import TextEncoder, encoder_of
 from peer.data.problems import SourceBusy
 from peer.data.segments import SegmentHeader, SegmentRule, write_segment
 from peer.data.shards import Problems, Shard, shard_rows
+from peer.errors import UserError
 
 
 class Beginning(BaseModel):
@@ -78,6 +79,8 @@ class Maker(threading.Thread):
         except SourceBusy as error:
             self._rows = None
             return Answer(number=order.number, busy=str(error))
+        except UserError as error:
+            return Answer(number=order.number, failed=f"{error.what}; {error.hint}")
         except Exception as error:
             self._rows = None
             return Answer(number=order.number, failed=f"{type(error).__name__}: {error}")

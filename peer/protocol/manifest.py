@@ -97,12 +97,13 @@ class FileSpec(Spec):
 
 
 class SourceSpec(Spec):
-    """Where text comes from: the standard library of Python, a data set on the hub, or files on the web.
+    """Where text comes from: the standard library of Python, a few instructions of Atoll's own, a data set on the hub,
+    or files on the web.
 
     Sources of more weight give more windows; `text_column` is of formats that have columns.
     """
 
-    kind: Literal["python-stdlib", "hub", "web"] = "python-stdlib"
+    kind: Literal["python-stdlib", "instructions", "hub", "web"] = "python-stdlib"
     name: DataName | None = None
     revision: Revision = "main"
     subset: Text | None = None
@@ -124,7 +125,8 @@ class DataSpec(Spec):
     """The text of the run; a peer may train on its own files instead (setting `train_files`).
 
     A document is for validation, and never trained on, if a hash of its content falls into `validation_fraction`. With
-    `document_mask`, no token attends to another document of its sequence.
+    `document_mask`, no token attends to another document of its sequence. Of conversations the assistant's turns are
+    learned, or all of them (`train_on`).
     """
 
     sources: Annotated[tuple[SourceSpec, ...], Field(min_length=1, max_length=16)] = (SourceSpec(),)
@@ -132,6 +134,7 @@ class DataSpec(Spec):
     validation_fraction: float = Field(default=0.05, ge=0.001, le=0.5)
     validation_tokens: int = Field(default=1_000_000, ge=1024, le=100_000_000)
     document_mask: bool = False
+    train_on: Literal["assistant", "all"] = "assistant"
 
 
 class InnerSpec(Spec):

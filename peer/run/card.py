@@ -53,6 +53,8 @@ def _data(spec: DataSpec) -> str:
             said.append(f"`{source.name}` at `{source.revision}`")
         elif source.kind == "web":
             said.append(f"{len(source.files)} files, SHA-256 `{source.files[0].sha256[:16]}`...")
+        elif source.kind == "instructions":
+            said.append("Atoll's instructions")
         else:
             said.append("the source of Python's standard library")
     return "; ".join(said)

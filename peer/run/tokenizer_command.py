@@ -78,13 +78,13 @@ def _train(arguments: argparse.Namespace) -> int:
     _check_output(output)
     with exiting_on_signals(INTERRUPTED):  # nothing is written before the end
         from peer.checkpoint.export import write_folder
-        from peer.data.resident import documents_for
+        from peer.data.resident import texts_for
         from peer.data.train_bpe import train_bpe
         from peer.protocol.manifest import ALONE, read_manifest
 
         manifest = read_manifest(arguments.manifest, ALONE)
         train, held_out = (
-            documents_for(manifest.data, tuple(arguments.train_files), validation=validation)
+            texts_for(manifest.data, tuple(arguments.train_files), validation=validation)
             for validation in (False, True)
         )
         sample, began = _Sample(train, arguments.megabytes * 1e6), time.monotonic()

@@ -8,6 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+ID_MASK, UNLEARNED = (1 << 24) - 1, 1 << 24  # of tokens in windows, as `peer.data.encode` writes them
 IGNORED = -100  # the label of a token that nothing is learned from; torch's own default
 
 
@@ -28,15 +29,18 @@ class Batch:
     def of(cls, batch: Batch | Tensor, document_end: int | None = None) -> Batch:
         """A batch as it is, or windows, int64 [B, T + 1]: the first T tokens are inputs, the last T labels.
 
+        A token marked UNLEARNED is no label; an end token with any other mark ends no document.
+
         Args:
             document_end: the token after which another document begins. What follows it is not predicted from it.
         """
         if isinstance(batch, Batch):
             return batch
-        inputs_bt, labels_bt = batch[:, :-1], batch[:, 1:]
+        inputs_bt, labels_bt = batch[:, :-1] & ID_MASK, batch[:, 1:] & ID_MASK
+        labels_bt = labels_bt.masked_fill((batch[:, 1:] & UNLEARNED) != 0, IGNORED)
         if document_end is None:
             return cls(inputs_bt, labels_bt)
-        ends_bt = inputs_bt == document_end
+        ends_bt = (batch[:, :-1] & ~UNLEARNED) == document_end
         return cls(inputs_bt, labels_bt.masked_fill(ends_bt, IGNORED), positions_in_documents(ends_bt))
 
     @cached_property

@@ -46,7 +46,7 @@ class TextCodec(Protocol):
 
 
 def evaluate(model: PreTrainedModel, validation: ValidationWindows, max_sequences: int, batch_sequences: int) -> float:
-    """Mean nats per token over windows spread evenly over the validation data, the same ones each time.
+    """Mean nats per learned token over windows spread evenly over the validation data, the same ones each time.
 
     Args:
         model: left in the mode it was in.
@@ -64,11 +64,13 @@ def evaluate(model: PreTrainedModel, validation: ValidationWindows, max_sequence
             "each must be at least 1",
         )
     windows_nt = torch.stack([validation.window(i * len(validation) // count) for i in range(count)])
-    loss, total = LanguageLoss(model, router_loss=0.0), 0.0
+    loss, total, tokens = LanguageLoss(model, router_loss=0.0), 0.0, 0
     with _inference(model):
         for batch_bt in torch.split(windows_nt, batch_sequences):
-            total += loss.mean(Batch.of(batch_bt, validation.document_end).to(model.device)) * len(batch_bt)
-    return total / count
+            batch = Batch.of(batch_bt, validation.document_end).to(model.device)
+            total += loss.mean(batch) * batch.tokens
+            tokens += batch.tokens
+    return total / max(1, tokens)
 
 
 def sample_text(model: PreTrainedModel, tokenizer: TextCodec, prompt: str, max_new_tokens: int, seed: int) -> str:

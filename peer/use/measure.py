@@ -7,12 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
+from peer.data.encode import DocumentEncoder
 from peer.data.packing import PackedTokens, check_enough, pack_documents
 from peer.data.resident import first_held_out, read_documents
 from peer.data.sources import list_sources
 from peer.errors import UserError
 from peer.protocol.manifest import DataSpec
+from peer.train.batch import IGNORED, Batch
 from peer.train.evaluate import evaluate
 from peer.use.trained import Trained
 
@@ -47,11 +50,12 @@ def measure(trained: Trained, files: Sequence[str], sequences: int, sequence_len
     check_enough("evaluation", windows, 1)
     loss = evaluate(trained.model, windows, sequences, 8)
     count = min(sequences, len(windows))
-    tokens = count * length
+    chosen = torch.stack([windows.window(i * len(windows) // count) for i in range(count)])
+    batch = Batch.of(chosen, windows.document_end)
     text = "".join(
-        trained.tokenizer.decode(windows.window(i * len(windows) // count)[1:].numpy().astype(np.int32))
-        for i in range(count)
+        trained.tokenizer.decode(labels_t[labels_t != IGNORED].numpy().astype(np.int32)) for labels_t in batch.labels_bt
     )
+    tokens = batch.tokens
     return Measured(
         loss=loss, perplexity=math.exp(min(loss, 700.0)), tokens=tokens, text=name,
         bits_per_byte=loss * tokens / math.log(2) / max(1, len(text.encode("utf-8", "replace"))),
@@ -60,19 +64,21 @@ def measure(trained: Trained, files: Sequence[str], sequences: int, sequence_len
 
 def _all_of(trained: Trained, spec: DataSpec, files: tuple[str, ...], length: int) -> tuple[str, PackedTokens]:
     (source,) = list_sources(spec, files)
-    return source.name, pack_documents(read_documents(source), trained.tokenizer, length)
+    end = trained.tokenizer.eos_id if spec.document_mask else None
+    packed = pack_documents(read_documents(source), DocumentEncoder(trained.tokenizer.encoder(), spec.train_on), length)
+    return source.name, PackedTokens(packed.tokens, length, end)
 
 
 def _held_out(trained: Trained, spec: DataSpec, files: tuple[str, ...], length: int) -> tuple[str, PackedTokens]:  # noqa: ARG001
     sources = list_sources(spec, ())
     total = sum(source.weight for source in sources)
-    pieces = []
+    pieces, encoder = [], DocumentEncoder(trained.tokenizer.encoder(), spec.train_on)
     for source in sources:  # as `peer.data.corpus` takes them
         wanted = max(length + 1, round(spec.validation_tokens * source.weight / total))
         documents = first_held_out(
-            source, spec.validation_fraction, wanted, lambda text: len(trained.tokenizer.encode(text)) + 1
+            source, spec.validation_fraction, wanted, lambda text: len(encoder.tokens_of([text])[0])
         )
-        pieces.append(pack_documents(documents, trained.tokenizer, length).tokens[: wanted + 1])
+        pieces.append(pack_documents(documents, encoder, length).tokens[: wanted + 1])
     end = trained.tokenizer.eos_id if spec.document_mask else None
     packed = PackedTokens(np.concatenate(pieces), length, end)
     return "the run's validation text", packed

@@ -126,7 +126,7 @@ def test_a_line_of_any_length_is_a_row_up_to_the_limit(monkeypatch):
 
 ROWS = [
     ('{"text": "good"}', None), ('{"text": null}', "null"), ('{"text": ""}', "empty"), ('{"text": " \\n"}', "empty"),
-    ('{"text": 7}', "number"), ('{"text": true}', "number"), ('{"text": [{"role": "user"}]}', "list"),
+    ('{"text": 7}', "number"), ('{"text": true}', "number"), ('{"text": ["a"]}', "list"),
     ('{"text": {"a": 1}}', "object"), ('{"other": "x"}', "without the column"), ("{torn", "not JSON"),
     ('"bare"', None), ("17", "number"), ("[" * 100_000, "not JSON"),
 ]  # fmt: skip

@@ -6,13 +6,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from peer.data.encode import ByteEncoder, DocumentEncoder
 from peer.data.packing import PackedTokens, check_enough, pack_documents
-from peer.data.tokenizer import ByteTokenizer
 from peer.errors import UserError
+
+ENCODER = DocumentEncoder(ByteEncoder())
 
 
 def test_documents_are_joined_with_eos():
-    packed = pack_documents(["ab", "c"], ByteTokenizer(), sequence_length=2)
+    packed = pack_documents(["ab", "c"], ENCODER, sequence_length=2)
     assert packed.tokens.tolist() == [100, 101, 1, 102, 1]
     assert packed.tokens.dtype == np.uint16
     assert packed.window(0).tolist() == [100, 101, 1]
@@ -38,7 +40,7 @@ def test_windows_outside_raise():
 
 def test_too_few_tokens_say_how_many_are_needed():
     with pytest.raises(UserError, match="validation text has 4 tokens; 2 sequences of 8 tokens need 17"):
-        check_enough("validation", pack_documents(["abc"], ByteTokenizer(), sequence_length=8), 2)
-    check_enough("training", pack_documents(["a" * 16], ByteTokenizer(), sequence_length=8), 2)
+        check_enough("validation", pack_documents(["abc"], ENCODER, sequence_length=8), 2)
+    check_enough("training", pack_documents(["a" * 16], ENCODER, sequence_length=8), 2)
     with pytest.raises(UserError, match="has 0 tokens"):
-        check_enough("training", pack_documents([], ByteTokenizer(), sequence_length=8), 1)
+        check_enough("training", pack_documents([], ENCODER, sequence_length=8), 1)

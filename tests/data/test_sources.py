@@ -263,4 +263,4 @@ def test_a_mixture_of_everything_that_people_have(tmp_path, caplog):
     long = [text for text in documents if text.startswith("word word")]
     assert "".join(long) == "word " * 2_000_000
     assert len(documents) == 46 + len(long)
-    assert "rows that are 20 null, 20 empty, 20 number, 20 list" in caplog.text
+    assert ": 20 null, 20 empty, 20 number, 20 conversations without an assistant's turn" in caplog.text

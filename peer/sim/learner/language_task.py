@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from peer.data.encode import DocumentEncoder
 from peer.data.packing import PackedTokens, check_enough, pack_documents
 from peer.data.resident import read_documents, split_documents
 from peer.data.sources import RESIDENT_BYTES, list_sources
@@ -29,7 +30,8 @@ def load_windows(
     sources = list_sources(manifest.data, train_files)
     documents = [text for source in sources for text in read_documents(source, RESIDENT_BYTES // len(sources))]
     train, validation = split_documents(documents, manifest.data.validation_fraction)
-    windows, held_out = (pack_documents(texts, tokenizer, length) for texts in (train, validation))
+    encoder = DocumentEncoder(tokenizer.encoder(), manifest.data.train_on)
+    windows, held_out = (pack_documents(texts, encoder, length) for texts in (train, validation))
     check_enough("training", windows, manifest.inner.batch_sequences)
     check_enough("validation", held_out, 1)
     windows.document_end = end = tokenizer.eos_id if manifest.data.document_mask else None

@@ -90,8 +90,8 @@ class LockstepMember(TrainedMember):
         self.trainer = Trainer(
             model, self.kept, inner, lambda: rate(self.round),
             compute=Compute(micro_batch=micro_batch_of(timeout, inner.batch_sequences)),
-            limit=ComputeLimit.of(timeout, model.device),
         )  # fmt: skip
+        self.trainer.hook.limit = ComputeLimit.of(timeout, model.device)
         self.parameters = ModelReplica(layout, model)
         return LocalAnchor(memory, self.parameters, recipe.optimizer, recipe.late_merge, fragments)
 

@@ -130,9 +130,9 @@ class ZeroCopyProtocol(asyncio.BufferedProtocol):
         """Queue bytes, of several buffers in one go; see `drain`."""
         if self._lost is not None:
             raise ConnectionResetError(self._lost)
-        if self._closed:
-            raise ConnectionResetError("the stream is closed")
         transport = self._transport
+        if self._closed or transport.is_closing():  # its socket may be gone before `connection_lost` says so
+            raise ConnectionResetError("the stream is closed")
         transport.writelines(buffers)
         # asks for `pause_writing`, which writelines of Python 3.12.0 to 3.13.1 forgets (CVE-2024-12254)
         transport.set_write_buffer_limits()

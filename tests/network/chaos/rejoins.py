@@ -16,7 +16,7 @@ from tests.network.chaos.observe import family, tracebacks
 from tests.network.chaos.soak import STEADY, Gauge, SoakSwarm
 from tests.network.chaos.swarm import Seat
 
-KILLS = 200
+KILLS = 600
 MEMBERS = STEADY[:2]
 OPEN_WITHIN_S, BACK_WITHIN_S = 600.0, 120.0
 TELL_EVERY = 10

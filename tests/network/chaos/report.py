@@ -261,7 +261,7 @@ TARGETS: dict[str, tuple[Target, ...]] = {
         ("digest_mismatches", "states that differed", "", 0, True),
     ),
     "rejoins": (
-        ("rejoins", "kills and rejoins of one peer", "", 200, False),
+        ("rejoins", "kills and rejoins of one peer", "", 500, False),
         ("rounds", "rounds committed meanwhile", "", None, True),
         ("largest_kb_per_kill", "memory of an agent that lives on, a kill, in the second half", "kB", 5, True),
         ("largest_other_kb_per_kill", "the same of the bootstrap or a libp2p daemon", "kB", None, True),

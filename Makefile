@@ -29,11 +29,12 @@ $(STAMP): $(MADE_OF)
 demo: env ## a bootstrap and several peers on this machine (REPORT=file.json keeps the figures)
 	$(BIN)/atoll demo $(if $(REPORT),--report $(REPORT))
 
-lint: env ## style, types, import floors, spelling, links of the documentation
+lint: env ## style, types, import floors, spelling, plain English, links
 	$(BIN)/ruff check .
 	$(BIN)/mypy --strict atoll peer bootstrap benchmarks
 	$(BIN)/lint-imports
 	$(BIN)/codespell
+	$(BIN)/python .ci/prose.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 docs: env ## the documentation as a site, into build/site
@@ -74,7 +75,7 @@ dist: env ## sdist and wheel in dist/; the wheel installed into an empty environ
 	build/installed/bin/pip install --quiet --disable-pip-version-check -c constraints.txt dist/*.whl
 	cd build && installed/bin/atoll demo --rounds 8 --output-dir demo
 
-chaos: env ## kills, stops, partitions, links, hostile peers, floods, clocks, disks, secrets, a soak (MINUTES=60 a campaign, SEED=17, RESUME=1 goes on)
+chaos: env ## kills, stops, partitions, links, hostile peers, floods, clocks, disks, secrets, a soak (MINUTES=60 a campaign, SEED=17, RESUME=1 continues)
 	$(BIN)/python -m tests.network.chaos --report docs/results/chaos.json --seed $(SEED) --minutes $(MINUTES) \
 		$(if $(RESUME),--resume)
 	$(BIN)/python -m benchmarks.table

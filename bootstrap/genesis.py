@@ -45,7 +45,7 @@ class Figures(Spec):
         fragments: elements of each.
         chunks: digests of its chunks.
         commits: what the branches that it names on the hub were then, by section.
-        tokenizer: what other machines are told of it.
+        tokenizer: what other machines learn about it.
     """
 
     manifest: RunManifest
@@ -259,7 +259,7 @@ def _another_run(state_dir: Path, name: str, changes: list[str]) -> UserError:
     more = [f"and {len(changes) - MAX_CHANGES} more"] if len(changes) > MAX_CHANGES else []
     remedy = (
         "Its members would stay behind without a bootstrap. Give another --state-dir to open a second run, take back\n"
-        "the change to go on with the run, or give --new-run to leave it for a new one at the same address."
+        "the change to continue the run, or give --new-run to leave it for a new one at the same address."
     )
     what = f"state_dir={state_dir}: holds the run {name}, which was opened with another manifest"
     return UserError(what, "\n".join([*changes[:MAX_CHANGES], *more, remedy]))

@@ -27,7 +27,7 @@ class Published(Spec):
 
 def manifest_serial(state_dir: Path, run_id: str, clock: Callable[[], float] = time.time) -> int:
     """The serial of this run's manifest: the one it had, or one above that of the run before, and not below the time
-    in milliseconds, in case that the file is lost.
+    in milliseconds, should the file be lost.
 
     Raises:
         UserError: the folder cannot be written.

@@ -34,7 +34,7 @@ NOT_SHOWN = {"heard", "step", "seconds_waiting", "sample", "group_size", "bytes_
 
 @dataclass(frozen=True)
 class Update:
-    """What has changed since the version before, as the page is told of it."""
+    """The changes since the previous version, as they are sent to pages."""
 
     version: int
     document: dict[str, Any]
@@ -72,7 +72,7 @@ class Board:
         self.events_seen = Counter(history.counts())
 
     async def look(self) -> None:
-        """Take over what is new, write history when that is due, and tell those who wait."""
+        """Read the newest state, write history when it is due, and notify waiting streams."""
         if len(self._names) > MAX_NAMES:
             self._names = dict(list(self._names.items())[-MAX_NAMES // 2 :])
         self._views = self._state.peers
@@ -90,7 +90,7 @@ class Board:
         await self._publish(events)
 
     async def _write(self) -> list[dict[str, Any]]:
-        """Keep the figures, and what is new of rounds; -> the newest of these."""
+        """Keep the figures and the new rounds; -> the newest of these."""
         events = [event for event in self._state.events if self._kept.get(event.key) != len(event.details)]
         names = {view.peer_id: view.nickname for view in self._views}
         known = {event.key for event in self._state.events}
@@ -114,7 +114,7 @@ class Board:
         return self.history.named([event.key for event in (*links, *events)][-MAX_NAMED:])
 
     def _new_links(self) -> Iterator[RoundEvent]:
-        """Rounds of the chain that the history has not, oldest first; so it is complete where no peer told of one."""
+        """Rounds of the chain that the history lacks, oldest first: it is complete even if no peer reported one."""
         if self._chain is None:
             return
         start, length, names = self._first_unwritten(self._chain), len(self._chain.chain), Names(self._names)
@@ -134,7 +134,7 @@ class Board:
         return max(0, min(written[0][0], len(chain.chain)) - NEW_LINKS)
 
     def _event_of(self, certificate: Certificate, names: Names, at: float | None) -> RoundEvent:
-        """A round as its certificate tells of it."""
+        """A round as its certificate describes it."""
         link = certificate.link
         record = RoundRecord(
             status="committed", round=link.round + 1, lineage_id=link.id, stood=True,

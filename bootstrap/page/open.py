@@ -41,11 +41,11 @@ def open_page(bootstrap: Bootstrap, listener: socket.socket) -> PageServer:
 
 
 async def look_whenever(new: asyncio.Event, board: Board) -> None:
-    """Let the board look at what is new, until this is cancelled."""
+    """Let the board look whenever the state has changed, until this is cancelled."""
     while True:
         await new.wait()
         new.clear()
         try:
             await board.look()
         except Exception:  # root of a task: the next look may see it right
-            log.exception("the page did not take over what is new")
+            log.exception("the page could not be updated")

@@ -68,7 +68,7 @@ def bounded(connections: Connections) -> type[H11Protocol]:
             self.loop.call_later(REQUEST_S, self._look)
 
         def _look(self) -> None:
-            """Close a connection that has asked for nothing since the last look, and is told nothing now."""
+            """Close a connection without a request since the last look, unless an answer is still being sent."""
             if self._address is None:
                 return
             if self.transport.is_closing():  # what is not sent by now is not read at the other end

@@ -121,7 +121,7 @@ def verify_files(folder: Path, max_tensors_bytes: int = MAX_TENSORS_BYTES) -> In
 
 
 def verify_tensors(folder: Path, stem: str, named: Mapping[str, Tensor], expected: Mapping[str, str]) -> None:
-    """Check loaded tensors against their digests: the file was right, was what came out of it?
+    """Check loaded tensors against their digests: the file was right, but were the tensors read from it?
 
     Raises:
         CheckpointError: the first tensor that is missing, unexpected, or differs.

@@ -8,7 +8,7 @@ import json
 from peer.system.exit_signals import exiting_on_signals
 
 DESCRIPTION = """\
-What a peer of this manifest would read: for each source the documents, what is left out and why, tokens a second on
+What a peer of this manifest would read: for each source the documents, the skipped ones and why, tokens a second on
 this machine, an estimate of all tokens, and a packed sequence as the model sees it."""
 
 EPILOG = """\
@@ -28,7 +28,7 @@ def add_data_command(commands: argparse._SubParsersAction[argparse.ArgumentParse
     data = commands.add_parser("data", help="see what a run trains on", description="See what a run trains on.")
     inner = data.add_subparsers(dest="data_command", required=True, metavar="COMMAND")
     parser = inner.add_parser(
-        "preview", help="documents, tokens and what is left out of a manifest's text", description=DESCRIPTION,
+        "preview", help="documents, tokens and skipped text of a manifest", description=DESCRIPTION,
         epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     add = parser.add_argument

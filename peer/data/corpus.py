@@ -135,7 +135,7 @@ class _Opening:
     def open(
         self, sources: Sequence[TextSource], validating: Sequence[TextSource], least_windows: int
     ) -> Corpus:
-        """Read what is small, and the documents for validation.
+        """Read small sources whole, and the documents for validation.
 
         Args:
             sources: trained on; their held-out documents validate if there are no others.

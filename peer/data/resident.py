@@ -19,7 +19,7 @@ MAX_NAMED = 8
 
 
 def documents_of(source: TextSource, problems: Problems, left_out: Counter[str]) -> Iterator[str]:
-    """The documents of a source one after the other; counts what is left out."""
+    """The documents of a source one after the other; counts the skipped ones."""
     for shard in source.shards:
         for value, _ in shard_rows(shard, source.column, 0, hub_headers() if shard[0].hub else {}, problems):
             text, reason = text_or_reason(value)
@@ -30,7 +30,7 @@ def documents_of(source: TextSource, problems: Problems, left_out: Counter[str])
 
 
 def read_documents(source: TextSource, most_bytes: int | None = None) -> list[str]:
-    """All documents, or the first ones of so many bytes; what is left out is counted in the log.
+    """All documents, or the first ones of so many bytes; the log counts the skipped ones.
 
     Raises:
         UserError: there is none.

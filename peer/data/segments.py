@@ -93,7 +93,7 @@ def write_segment(
     """Take rows until there is enough text, and write the segment's file.
 
     Args:
-        rows: `shard_rows` from the cursor of the segment on; the next segment may be made of what is left of it.
+        rows: `shard_rows` from the cursor of the segment on; the rest of it may make the next segment.
         problems: of the files; told once.
 
     Raises:

@@ -62,7 +62,7 @@ def shard_rows(
 
     Args:
         headers: for the hub.
-        problems: told of each file that ends before its time; the rows before that are yielded.
+        problems: called for each truncated file; the rows before the break are yielded.
 
     Raises:
         SourceBusy: a file cannot be read now; begin again at the last cursor.

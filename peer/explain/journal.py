@@ -64,7 +64,7 @@ class JournalReader:
         self._places: dict[int, _LineAt] = {}  # by inode: a file keeps its place when it is rotated
 
     def poll(self) -> JournalRead:
-        """What is new. Raises OSError when a file is there and cannot be read."""
+        """The records added since the last poll. Raises OSError when a file is there and cannot be read."""
         found = JournalRead()
         places = {}
         with ExitStack() as stack:
@@ -86,7 +86,7 @@ def has_rounds(folder: Path) -> bool:
 
 
 def _open_files(path: Path, stack: ExitStack) -> Iterator[BinaryIO]:
-    """All files of a journal, oldest first; the newest is opened first, in case that it is rotated meanwhile."""
+    """All files of a journal, oldest first; the newest is opened first, in case it is rotated meanwhile."""
     newest: list[BinaryIO] = []
     inodes = set()
     try:

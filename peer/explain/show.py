@@ -115,7 +115,7 @@ def _wanted(told: list[Entry], options: RoundsOptions) -> list[Entry]:
 
 
 def _poll(reader: JournalReader, folder: Path) -> JournalRead:
-    """What is new; says on stderr which lines are left out."""
+    """The new records; stderr names the lines that were skipped."""
     try:
         found = reader.poll()
     except OSError as error:

@@ -68,7 +68,7 @@ class RoundEvent:
     Attributes:
         key: tells two events apart; the same event again has the same key.
         at: unix seconds; None if it is not known.
-        teller: the peer that tells of it; of a committed round any of its members; empty: its certificate does.
+        teller: the peer that reports it; of a committed round any of its members; empty: its certificate does.
         members: peer ids; `tokens` their weights together.
         seconds: of phases.
     """
@@ -128,7 +128,7 @@ class SwarmState:
         clock: unix seconds.
 
     Attributes:
-        trusted: whose claims count in figures of the whole run and whose rounds are told; None while all do.
+        trusted: whose claims count in figures of the whole run and whose rounds are shown; None while all do.
     """
 
     def __init__(self, fragments: int = 1, clock: Clock = time.time) -> None:
@@ -243,7 +243,7 @@ class SwarmState:
             committed = record.status == "committed" and not record.drawn
             key = event_key(entry.records[0])
             if committed and (key in self._events or record.peer_id not in record.members):
-                continue  # another member has told of it
+                continue  # another member has reported it
             told = tell(_for_all(entry) if committed else entry, names)
             self._events[key] = _event(entry, told, now)
         while len(self._events) > MAX_EVENTS:

@@ -105,7 +105,7 @@ def summary(records: Sequence[RoundRecord]) -> str:
         f"{len(committed)} committed"
         + (f" ({stood} by a persistent group)" if stood else "")
         + (f" ({lone} alone)" if lone else ""),
-        f"{len(aborted)} aborted" + (f" ({alone} for want of peers)" if alone else ""),
+        f"{len(aborted)} aborted" + (f" ({alone} without other peers)" if alone else ""),
         f"{caught_up} caught up",
     ]
     banned = sum(record.status == "banned" for record in records)

@@ -16,7 +16,7 @@ class Limits:
     max_rounds: int | None
 
     def reached(self, round: int, contributed: int, swarm_tokens: int = 0) -> str | None:
-        """Which limit a peer has reached, in words; None: it goes on.
+        """Which limit a peer has reached, in words; None: it continues.
 
         Args:
             round: of its anchor.
@@ -28,5 +28,5 @@ class Limits:
         if self.tokens_total is not None and swarm_tokens >= self.tokens_total:
             return COMPLETE
         if self.max_rounds is not None and contributed >= self.max_rounds:
-            return f"made its {self.max_rounds} rounds (max_rounds); the run goes on without it"
+            return f"made its {self.max_rounds} rounds (max_rounds); the run continues without it"
         return None

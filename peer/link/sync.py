@@ -197,7 +197,7 @@ class SwarmSync:
             self._drop_progress()
 
     def _drop_progress(self) -> None:
-        """Go on from what the swarm has agreed on, or will have: nothing comes of parameters that are not finite."""
+        """Continue from the swarm's state, the present or the next one: parameters that are not finite are lost."""
         self.drops += 1
         if self.drops & (self.drops - 1) == 0:  # once, and then ever more rarely
             lost = max(self._ledger.all_unsent(self.tokens))
@@ -270,7 +270,7 @@ class SwarmSync:
         self._reading.proceed(wait=True)
 
     def _take_up(self, message: Anchor) -> None:
-        """Merge an anchor as soon as the device has it; the agent writes no other until it is told of that."""
+        """Merge an anchor as soon as the device has it; the agent writes no other until it learns of the merge."""
         self._held = None
         self._ledger.armed = False
         sent = self._ledger.sent if self._ledger.is_in(message) else None
@@ -296,6 +296,6 @@ class SwarmSync:
         The outstanding snapshot stays known: if the old agent committed it before it died, the next one says so.
         """
         self._reading.cancel()
-        self._merging.cancel()  # the next agent tells of that anchor again
+        self._merging.cancel()  # the next agent announces that anchor again
         self._ledger.armed = False
         self.agent.revive(gone)

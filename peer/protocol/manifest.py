@@ -66,7 +66,7 @@ class ModelSpec(Spec):
     """A transformers architecture with its config, a pretrained revision on the hub, or a model that scripts build.
 
     Of a script's model (`atoll.Swarm`) the organiser names `weights`, a safetensors file with the initial values of its
-    trainable parameters; other machines are told their `layout`, a digest of names and shapes.
+    trainable parameters; other machines receive their `layout`, a digest of names and shapes.
     """
 
     architecture: Name | None = None

@@ -30,7 +30,7 @@ class Spec(BaseModel):
 
 
 def own_folder(name: str) -> str:
-    """The absolute path of a folder of this machine; what loaders may look up on the disk is told apart by that.
+    """The absolute path of a folder of this machine; it tells paths that loaders may open from names of the hub.
 
     Raises:
         ValueError: it is no path.

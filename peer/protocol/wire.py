@@ -230,7 +230,7 @@ class AuditRequest(Spec):
     """Ask a member what it can show of its last exchange.
 
     slice: of its own shard, in the sitting of id `of`: a `Reduction`, then the payload of each member. signed: what
-    each reducer of that sitting signed, as this member was told. joins: the sealed joins of round `round` of the
+    each reducer of that sitting signed, as this member received it. joins: the sealed joins of round `round` of the
     persistent group `of`, as a roster.
     """
 

@@ -40,7 +40,7 @@ class Saving:
         writer: writes the checkpoint; closed with this.
         inner: what it is given of an answer: the tensors of this process (file stem -> name -> tensor), and a JSON
             document, as they are now; raises CheckpointError where they are not worth keeping.
-        guard: is told of every checkpoint that could not be written.
+        guard: notes every checkpoint that could not be written.
 
     Attributes:
         complete: the newest checkpoint that was tried stands, or is being written.
@@ -132,7 +132,7 @@ class Saving:
             self._guard.failed(WHAT, error)
 
     def _failed(self, step: int, error: Exception) -> None:
-        """There is none at this step; its kind of trouble is told loudly once."""
+        """There is none at this step; each kind of failure is logged as a warning once."""
         self._folder, self._saved_step, self.complete = None, -1, False
         self._writer.remove_parts()  # they take up what space there is
         text = f"no checkpoint at step {step}: {error}"

@@ -157,10 +157,10 @@ def _ports(host_maddrs: Sequence[str]) -> str:
 
 def _provider(settings: PeerSettings, environ: Mapping[str, str]) -> str | Finding:
     if settings.announce_maddrs:
-        return f"others are told {', '.join(settings.announce_maddrs)}"
+        return f"announces {', '.join(settings.announce_maddrs)}"
     found = detect_announce_maddrs(settings.host_maddrs, environ)
     if found:
-        return f"others are told {', '.join(found)}, as the provider maps it"
+        return f"announces {', '.join(found)}, as the provider maps it"
     for provider, ip_name, prefix in PROVIDERS:
         if environ.get(ip_name):
             ports = sorted(name.removeprefix(prefix) for name in environ if name.startswith(prefix))

@@ -22,7 +22,7 @@ SAMPLE_PERIOD_S = 60.0
 
 
 class TrainerReport:
-    """The newest figures of one trainer; an agent that is gone is told by the next ones.
+    """The newest figures of one trainer; after a crash the next agent receives them.
 
     Args:
         clock: monotonic seconds.

@@ -105,7 +105,7 @@ def _prepare(settings: PeerSettings, addresses: Sequence[PeerAddress], identity_
 
 
 def start_message(settings: PeerSettings, addresses: Sequence[PeerAddress], identity_path: Path) -> Start:
-    """What an agent is told first."""
+    """The first message to an agent."""
     return Start(
         initial_peers=tuple(str(address) for address in addresses),
         host_maddrs=settings.host_maddrs,

@@ -140,7 +140,7 @@ def _read(folder: Path, run_id: str, max_bytes: int) -> Resumed:
 
 
 def _check_tensors(resumed: Resumed, numel: int, num_buffers: int, second: Sequence[str]) -> None:
-    """Refuse tensors of another model, and numbers that no training could go on from."""
+    """Refuse tensors of another model, and numbers from which training could not continue."""
     if "optimizer" not in resumed.tensors:
         raise CheckpointError(f"the checkpoint {resumed.folder} holds no optimizer", _ANOTHER)
     vectors = {"inner": ["parameters"], "outer": ["anchor", *(f"buffer{index}" for index in range(num_buffers))]}

@@ -99,7 +99,7 @@ async def _until(
     closed: asyncio.Future[str], changed: asyncio.Event, view: WatchView, show: Callable[[], object],
     once: bool = False,
 ) -> None:  # fmt: skip
-    """Show what is new, until the node ends; `once`: when the reader has looked for the second time.
+    """Show each new state, until the node ends; `once`: when the reader has looked for the second time.
 
     Raises:
         UserError: the node broke.

@@ -81,7 +81,7 @@ def _work_and_exit(work: Callable[[], Any], writing: int, cpu_s: int, memory_byt
 
 
 def _read_until(descriptor: int, deadline: float) -> bytes:
-    """What comes before the other end closes or the deadline is over."""
+    """The bytes received before the other end closes or the deadline passes."""
     content = b""
     while (left := deadline - time.monotonic()) > 0 and len(content) <= MAX_RESULT_BYTES:
         if not select.select([descriptor], [], [], left)[0]:

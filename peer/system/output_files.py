@@ -94,7 +94,7 @@ def _check_file(target: Path, coming: Path | None) -> None:
     if target.is_dir():
         raise OSError(0, "it is a folder")
     if target.exists():
-        with target.open("r+b" if target.is_file() else "wb"):  # neither changes what is there
+        with target.open("r+b" if target.is_file() else "wb"):  # neither changes an existing file
             pass
         if not target.is_file():
             return

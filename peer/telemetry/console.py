@@ -120,7 +120,7 @@ class LiveSwarm:
         console: shared with the log handler, so that log lines appear above the table.
         own_id: peer id to set in bold.
         live: None asks the console whether it is a terminal.
-        guard: is told when the console cannot be written.
+        guard: notes when the console cannot be written.
         clock: unix seconds, for the notes.
         course: of the run, drawn under the table.
     """
@@ -210,7 +210,7 @@ def setup_logging(
         level: debug, info, warning or error: the least that the console shows. The file has info and above in any case.
         json_lines: JSON objects on the console instead of lines for people.
         console: shared with the live table. Neither place ever shows private keys or access tokens.
-        guard: is told when one of the two cannot be written.
+        guard: notes when one of the two cannot be written.
     """
     guard = guard or WriteGuard()
     threshold = getattr(logging, level.upper())

@@ -21,7 +21,7 @@ class LinesFile:
         path: created if absent, else continued.
         max_bytes: a file that would grow larger becomes `name.1.suffix`, `name.2.suffix`, ...; None: never.
         keep: how many of those stay.
-        guard: is told of every problem, such as a full disk; none is raised. A line that fails is lost.
+        guard: notes every problem, such as a full disk; none is raised. A line that fails is lost.
     """
 
     def __init__(

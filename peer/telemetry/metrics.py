@@ -36,9 +36,9 @@ class MetricsFile:
 
     Args:
         path: created if absent, else continued.
-        guard: is told of every problem, such as a full disk; none is raised.
+        guard: notes every problem, such as a full disk; none is raised.
         clock: unix seconds, for the field `time` of each event.
-        follow: is told of each event, too.
+        follow: receives each event, too.
     """
 
     def __init__(

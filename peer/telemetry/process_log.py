@@ -98,7 +98,7 @@ def log_file(path: Path) -> logging.Handler:
 
 
 def rotate_appended(descriptor: int, max_bytes: int) -> None:
-    """Copy a full file to `name.1` beside it and empty it: all that append to it go on at its start.
+    """Copy a full file to `name.1` beside it and empty it: later writes begin at its start.
 
     Raises:
         OSError: it cannot be copied; it is left as it is.

@@ -137,7 +137,7 @@ class _TrackerThread:
     def _leave_out(self, why: str) -> None:
         if self.alive:
             self.alive = False
-            log.warning("no more metrics for %s, training goes on: %s", self.name, why)
+            log.warning("no more metrics for %s, training continues: %s", self.name, why)
 
 
 class Trackers:

@@ -1,4 +1,4 @@
-"""What only reports, or is tried again anyway, never stops the training: its troubles are said once."""
+"""Failures of logs, figures and checkpoints never stop the training: each kind is logged once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _OF_SAFETENSORS = re.compile(r"(No space left on device|[A-Z][a-z ]+) \(os error
 class WriteGuard:
     """One warning for each kind of trouble, and a word when what had failed can be written again.
 
-    A full disk is one trouble, however many files lie on it: whatever fails for a reason that was told already is
+    A full disk is one trouble, however many files lie on it: a failure whose reason was logged already is
     silent. One guard serves a whole process, from any thread.
     """
 
@@ -23,7 +23,7 @@ class WriteGuard:
 
     @contextmanager
     def writing(self, what: str) -> Iterator[None]:
-        """Do what is inside; an OSError there is told once and goes no further."""
+        """Do what is inside; an OSError there is logged once and goes no further."""
         try:
             yield
         except OSError as error:
@@ -46,7 +46,7 @@ class WriteGuard:
         self._failing.setdefault(reason, set()).add(what)
         if new:
             text = text or f"cannot write {what}: {reason}"
-            log.warning("%s. All else goes on; logs, figures and checkpoints that fail for it are tried again", text)
+            log.warning("%s. Everything else continues; failed logs, figures and checkpoints are retried", text)
         return new
 
     def worked(self, what: str) -> None:

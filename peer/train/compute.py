@@ -68,7 +68,7 @@ def is_compiled(model: PreTrainedModel) -> bool:
 
 
 def uncompile(model: PreTrainedModel, error: Exception) -> None:
-    """Go on without torch.compile, and say why in one line."""
+    """Continue without torch.compile, and say why in one line."""
     log.warning("torch.compile failed, training without it: %s", reason_of(error))
     _compiled_part(model)._compiled_call_impl = None
 

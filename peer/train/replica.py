@@ -31,8 +31,8 @@ class DeviceCopies:
     """The `BackgroundCopies` of `peer.link.transfer`.
 
     The parameters of one moment are copied on the device, where that takes milliseconds. A thread then brings them to
-    RAM piece by piece, through a pinned buffer on a stream of its own, while steps go on; what comes back goes the same
-    way. It takes 4 bytes a parameter on the device meanwhile, 8 for a merge.
+    RAM piece by piece, through a pinned buffer on a stream of its own, while steps continue; the way back is the
+    same. It takes 4 bytes a parameter on the device meanwhile, 8 for a merge.
     """
 
     def __init__(self, replica: ModelReplica, device: torch.device) -> None:

@@ -26,7 +26,7 @@ class SpikeWatch:
         self._above = False
 
     def see(self, loss: float) -> None:
-        """Take the loss of one more step; the first of neighbouring spikes is told."""
+        """Take the loss of one more step; the first of neighbouring spikes is reported."""
         bound = self._mean + max(LEAST_RISE, DEVIATIONS * math.sqrt(self._variance))
         above = self._steps >= SETTLED_STEPS and loss > bound
         if above:

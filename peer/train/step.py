@@ -181,7 +181,7 @@ class Trainer:
         if not self._halve_on_out_of_memory or sequences == 1:
             return False
         self.micro_batch = sequences // 2
-        log.warning("out of memory with %d sequences at a time: going on with %d", sequences, self.micro_batch)
+        log.warning("out of memory with %d sequences at a time: continuing with %d", sequences, self.micro_batch)
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
         return True

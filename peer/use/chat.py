@@ -24,7 +24,7 @@ class Chat:
     """Remembers what was said; the oldest turns are forgotten once the model's window is full.
 
     Args:
-        system: what the model is told first.
+        system: the system prompt.
 
     Raises:
         UserError: the tokenizer's chat template takes no such conversation.

@@ -53,7 +53,7 @@ def add_use_commands(commands: argparse._SubParsersAction[argparse.ArgumentParse
     add("--prompt", metavar="TEXT", help="text to continue; without it, standard input is read")
     _add_sampling(generate)
     chat = _command(commands, "chat", "talk with a model", CHAT, _chat)
-    chat.add_argument("--system", metavar="TEXT", help="what the model is told first")
+    chat.add_argument("--system", metavar="TEXT", help="the system prompt")
     _add_sampling(chat)
     evaluate = _command(commands, "evaluate", "how good a model is on text", EVALUATE, _evaluate)
     add = evaluate.add_argument

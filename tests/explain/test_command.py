@@ -70,7 +70,7 @@ def test_only_the_failed_with_what_followed_them(capsys: Capture) -> None:
     assert atoll("--failed", "--last=0") == 0
     out = capsys.readouterr().out
     assert "instead: trained on; contributed again in round 4, committed 1.90 s later" in out
-    assert out.splitlines()[-1] == "7 of 13 records: 0 committed, 7 aborted (2 for want of peers), 0 caught up"
+    assert out.splitlines()[-1] == "7 of 13 records: 0 committed, 7 aborted (2 without other peers), 0 caught up"
 
 
 def test_where_nothing_failed_it_says_so(capsys: Capture) -> None:

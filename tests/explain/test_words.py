@@ -77,10 +77,10 @@ def test_a_day_of_one_peer() -> None:
 
 def test_counts_and_the_median_of_all_of_it() -> None:
     assert summary(STORY) == (
-        "4 committed (1 by a persistent group), 7 aborted (2 for want of peers), 2 caught up; "
+        "4 committed (1 by a persistent group), 7 aborted (2 without other peers), 2 caught up; "
         "a committed round: 0.11 s (median), 1.2 MB sent (mean)"
     )
-    assert summary([alone(1, 0.0)]) == "0 committed, 1 aborted (1 for want of peers), 0 caught up"
+    assert summary([alone(1, 0.0)]) == "0 committed, 1 aborted (1 without other peers), 0 caught up"
 
 
 def test_a_narrow_terminal_folds_within_the_column() -> None:

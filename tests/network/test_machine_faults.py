@@ -155,7 +155,7 @@ def test_how_a_run_ends_is_said_and_what_is_missing_is_in_the_exit_code(
         assert set(modes.values()) == {0o600}
 
         assert brief.process.returncode == 0, brief.log_text()
-        assert "made its 1 rounds (max_rounds); the run goes on without it" in brief.said("info")[-1]
+        assert "made its 1 rounds (max_rounds); the run continues without it" in brief.said("info")[-1]
 
         assert tight.process.returncode == 1, tight.log_text()
         assert tight.said("error")[-1].startswith("not written: the last checkpoint, the exported model")

@@ -79,7 +79,7 @@ def test_a_tracker_that_fails_is_left_out_with_one_line(monkeypatch, labels, cap
     told.close()
     assert (len(broken.told), len(sound.told)) == (0, 5)
     (line,) = lines(caplog)
-    assert line.startswith(f"no more metrics for wandb, training goes on: {type(error).__name__}: ")
+    assert line.startswith(f"no more metrics for wandb, training continues: {type(error).__name__}: ")
     assert "\n" not in line
 
 
@@ -88,7 +88,7 @@ def test_a_tracker_that_is_not_installed_is_told_with_the_remedy(monkeypatch, la
     told = Trackers(("wandb",), labels)
     told.close()
     (line,) = lines(caplog)
-    assert line == "no more metrics for wandb, training goes on: it is not installed: pip install 'atoll[wandb]'"
+    assert line == "no more metrics for wandb, training continues: it is not installed: pip install 'atoll[wandb]'"
 
 
 def test_a_tracker_that_hangs_delays_nothing(monkeypatch, labels, caplog):
@@ -101,7 +101,7 @@ def test_a_tracker_that_hangs_delays_nothing(monkeypatch, labels, caplog):
     told.close(timeout_s=0.0)
     assert time.monotonic() - began < 5.0
     assert lines(caplog) == [
-        f"no more metrics for wandb, training goes on: it has not taken the last {MAX_WAITING} metrics"
+        f"no more metrics for wandb, training continues: it has not taken the last {MAX_WAITING} metrics"
     ]
     release.set()
     told._workers[0].thread.join(10.0)

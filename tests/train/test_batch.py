@@ -96,7 +96,7 @@ def test_out_of_memory_halves_the_micro_batch_and_the_step_is_made(error, caplog
     assert trainer.micro_batch == 2
     assert result.loss == pytest.approx(math.log(264), abs=0.05)
     assert len(caplog.messages) == 2
-    assert "out of memory with 4 sequences at a time: going on with 2" in caplog.messages[1]
+    assert "out of memory with 4 sequences at a time: continuing with 2" in caplog.messages[1]
 
 
 @pytest.mark.parametrize(("compute", "hint"), [

@@ -31,7 +31,7 @@ class SignValues:
     """`sign`: value = +-scale, scale = bf16(mean |x|) of the row (arXiv 1802.04434 with the mean of 1901.09847).
 
     With m = max |x|, the error of each value is at most (1 + 2^-8) m + 2^-126, and the norm of the error at most
-    1 + 2^-8 times that of the row. Zero has the sign of its bit.
+    1 + 2^-8 times the norm of the row. Zero has the sign of its bit.
     """
 
     name: str = "sign"
@@ -58,7 +58,7 @@ class Int2Values:
 
     Fitted levels serve Gaussian rows (relative error .345, as {.5, 1.5} times the best delta), heavy tails (Student
     t3: .48) and the large values of a top-k (64 of 4096 Gaussian ones: .06) alike. With m = max |x|, the error of each
-    value is at most (1 + 2^-8) m + 2^-126, and the norm of the error at most 1 + 2^-8 times that of the row. Bit 0 of
+    value is at most (1 + 2^-8) m + 2^-126, and the norm of the error at most 1 + 2^-8 times the row's norm. Bit 0 of
     a code is the sign, bit 1 the level.
     """
 

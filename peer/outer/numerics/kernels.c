@@ -311,7 +311,7 @@ static inline int outside(uint32_t scale, uint32_t low, uint32_t high)
     return (scale != 0) & ((scale < low) | (scale > high));
 }
 
-/* The checks say no where they cannot say: whoever asks looks again, more slowly, for what to tell a person. */
+/* The checks answer no when in doubt: the caller then checks again, more slowly, and words the error. */
 
 VECTORS int check_int8(
     const unsigned char *restrict scales, const int8_t *restrict codes, size_t n, size_t block, uint32_t low,

@@ -50,7 +50,7 @@ _SHAPES: dict[str, Callable[[float, float], float]] = {
 
 
 def expected_steps(step_tokens: int, tokens_total: int, tokens: int, steps: int) -> float:
-    """Nominal steps of a run that ends by its tokens, if it goes on as fast as so far.
+    """Nominal steps of a run that ends by its tokens, at its present speed.
 
     Args:
         step_tokens: of one step of one peer; says how long a run is that has committed nothing yet.

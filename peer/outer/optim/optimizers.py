@@ -73,7 +73,7 @@ class OuterOptimizer(Protocol):
     def step(
         self, old: Vectors, aggregate: Tensor, new: Vectors, *, round: int = 0, lr_scale: float = 1.0, start: int = 0
     ) -> None:
-        """Write what comes after `old` into `new`, on any chunk of elements; `aggregate` stays as it is.
+        """Write the successor of `old` into `new`, on any chunk of elements; `aggregate` stays as it is.
 
         Args:
             old: stays as it is, but where `new` is the same memory.

@@ -28,7 +28,7 @@ class Cut(NamedTuple):
 
     Attributes:
         order: `strided`: block i belongs to fragment i mod F; `consecutive`: neighbours share a fragment.
-        ends: what is in no block. `split`: what comes before the first block (embeddings) goes to fragment 0, the rest
+        ends: what is in no block. `split`: parameters before the first block (embeddings) go to fragment 0, the rest
             (final norm, head) to the last; `apart`: all of it is the last fragment.
     """
 

@@ -42,7 +42,7 @@ class JobProgress:
 
 
 class Watch(Protocol):
-    """What is told of jobs under way; `CampaignWatch` implements it."""
+    """Receives the progress of jobs; `CampaignWatch` implements it."""
 
     def started(self, job: Job) -> None:
         """A process has taken it."""
@@ -64,7 +64,7 @@ class Pool:
     Args:
         num_workers: at most that many at once.
         windows: written to a file that all workers map: one copy in memory, and nothing large goes through a pipe.
-        watch: told of each job.
+        watch: receives the progress of each job.
     """
 
     def __init__(self, num_workers: int, windows: WindowPair, watch: Watch) -> None:

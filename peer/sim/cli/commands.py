@@ -178,7 +178,7 @@ def _compare(arguments: argparse.Namespace) -> int:
 
 
 def _checked_choices(labels: list[str], network: str) -> list[Choice]:
-    """The recipes as typed; misspelt words are told before torch and transformers are loaded."""
+    """The recipes as typed; misspelt words are refused before torch and transformers are loaded."""
     from peer.sim.campaign.label import parse_labels
     from peer.sim.world.scenario import load_scenario
 

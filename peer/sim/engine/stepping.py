@@ -110,7 +110,7 @@ class Stepping:
         return contribution
 
     def _merge_due(self, replica: SimReplica, fragment: int | None = None) -> bool:
-        """False if it has to wait; all results for `fragment` are due, lest what is under way be sent again."""
+        """False if it has to wait; all results for `fragment` are due, or what is on its way would be sent twice."""
         stay = self._swarm.stays[replica.index]
         stay.blocked = None
         for entry in list(stay.pending):

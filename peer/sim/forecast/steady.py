@@ -47,7 +47,7 @@ class Steady:
 def steady(
     recipe: Recipe, layout: FlatLayout, profiles: Profiles, step_s: float, window: tuple[int, int] | None = None
 ) -> Steady:
-    """Utilisation, speed and traffic between two steps: what comes before and after is in both runs and falls out.
+    """Utilisation, speed and traffic between two steps: start and end are in both runs and cancel.
 
     Args:
         window: (first, last) step of each peer; None: two rounds after the first, once the recipe has warmed up.

@@ -44,7 +44,7 @@ WHOLE = (Layer(share=1.0),)
 def layers_of(layout: FlatLayout, fragments: Sequence[Ranges]) -> list[tuple[Layer, ...]]:
     """The layers of each fragment, the highest first.
 
-    Layers are the model's blocks as in `strided_fragments`; what comes before the first counts to it, what comes after
+    Layers are the model's blocks as in `strided_fragments`; parameters before the first count to it, those after
     the last to that. A model without blocks is one layer, and hides nothing.
     """
     blocks = strided_fragments(layout.names, layout.shapes, blocks_per_fragment=1)

@@ -213,7 +213,7 @@ class ChainScout:
 async def check_links(
     links: Sequence[Certificate], run_id: str, parent: str, first_round: int, limits: RosterLimits, seen: Counter[str]
 ) -> None:
-    """`check_chain`, link by link: rounds go on in between."""
+    """`check_chain`, link by link: rounds continue in between."""
     for offset, certificate in enumerate(links):
         check_chain([certificate], run_id, parent, first_round + offset, limits, seen)
         parent = certificate.link.id

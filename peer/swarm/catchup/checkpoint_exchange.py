@@ -65,7 +65,7 @@ class CheckpointExchange:
                         run_id=self._run_id, round=len(chain), lineage_id=chain[-1].link.id, serial=0, signed_at=0.0
                     )
             except (TimeoutError, ProtocolError, StreamClosedError) as error:
-                log.info("%s tells of no checkpoint, and shows no chain: %s", peer_id, in_words(error))
+                log.info("%s has no checkpoint, and shows no chain: %s", peer_id, in_words(error))
             else:
                 return
 

@@ -1,4 +1,4 @@
-"""The requests of one peer to donors, one function each: what comes back is well formed, and otherwise not checked."""
+"""The requests of one peer to donors, one function each: answers are well formed, and otherwise not checked."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ class ForkChoice:
         return chain if self._abandoned() else self.scout.carried(chain, judged)
 
     async def look_around(self) -> None:
-        """Look at a few of the chains that others claim; `donors` has what comes of it."""
+        """Look at a few of the chains that others claim; `donors` keeps the outcome."""
         looks = [self._examine(donor) for donor in self._claims()[:LOOKS_AT_ONCE]]
         for outcome in await asyncio.gather(*looks, return_exceptions=True):
             if isinstance(outcome, Exception) and not isinstance(outcome, DONOR_FAILURES):
@@ -124,7 +124,7 @@ class ForkChoice:
         return sorted(wanted, key=lambda donor: not self.scout.has_say(donor))  # a stranger's claim comes last
 
     async def _examine(self, donor: str) -> None:
-        """Look at one claim; `donors` has what comes of it. A claim that is not shown is not looked at for a while."""
+        """Look at one claim; `donors` keeps the outcome. A claim that is not shown is not looked at for a while."""
         self._queue.taken(donor)
         try:
             chain = await self._look(donor)

@@ -69,7 +69,7 @@ class Lobby:
 
     Args:
         rosters: opens joins; of the run whose straggler window counts.
-        host: decides whether a group forms here, and is told of followers.
+        host: decides whether a group forms here, and learns of followers.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ class ReturnNotice:
         self._said_at, self._saying = float("-inf"), tuple[asyncio.Task[None], ...]()
 
     def say(self, peer_ids: Iterable[str]) -> None:
-        """Tell these, unless they were told a moment ago. It hurries no peer."""
+        """Notify these, unless they were notified a moment ago. It hurries no peer."""
         now = self._clock()
         if now < self._said_at + self._node.timing.return_period_s:
             return

@@ -48,7 +48,7 @@ class DirectListener:
         self._context, self._fingerprint = server_side()
         self._tokens: BoundedMap[str, str] = BoundedMap(MAX_PEERS)  # by peer id; a token is never replaced, so that
         self._holders: BoundedMap[str, str] = BoundedMap(MAX_PEERS)  # by token, forgets the same peers
-        self._hosts: BoundedMap[str, None] = BoundedMap(MAX_PEERS)  # addresses of the peers that were told the endpoint
+        self._hosts: BoundedMap[str, None] = BoundedMap(MAX_PEERS)  # addresses of the peers that know the endpoint
         self._arriving = Admission(MAX_ARRIVING, MAX_ARRIVING_OF_HOST)  # by host
 
     def listen(self, host_maddrs: Sequence[str], port: int, mapped_port: int = 0) -> None:

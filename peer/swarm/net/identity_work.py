@@ -35,7 +35,7 @@ async def solved(
     """The work with this peer's nonce: the one that is kept beside the key, or a new one.
 
     Args:
-        tell: is told once what takes so long, if it takes more than a second.
+        tell: called once with the reason if it takes more than a second.
     """
     path = identity_path.with_name(identity_path.name + SUFFIX)
     kept = _read(path)

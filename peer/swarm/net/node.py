@@ -276,7 +276,7 @@ class Node:
             await asyncio.sleep(self.timing.reconnect_period_s)
 
     async def closed(self) -> str:
-        """Return why this host is of no use any more, once that is so."""
+        """Return once this host can no longer work, with the reason."""
         ending, breaking = (asyncio.ensure_future(work) for work in (self.p2p._child.wait(), self._broken.wait()))
         try:
             await asyncio.wait({ending, breaking}, return_when=asyncio.FIRST_COMPLETED)

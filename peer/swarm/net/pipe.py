@@ -18,7 +18,7 @@ class _Gone(asyncio.Transport):
     """In place of the transport of a connection that is lost.
 
     It and the pipe would hold each other, with 400 kB of TLS buffers, until the garbage collector came: seldom, since
-    these are few objects. The error that readers are told is made for each of them, or it held their frames.
+    these are few objects. Each reader gets an error of its own: a shared one would keep their frames alive.
     """
 
     def close(self) -> None:
@@ -120,7 +120,7 @@ class ZeroCopyProtocol(asyncio.BufferedProtocol):
         return True
 
     async def ended(self) -> None:
-        """Drop what comes, until the other end closes. Raises OSError when the connection broke."""
+        """Drop all input, until the other end closes. Raises OSError when the connection broke."""
         with contextlib.suppress(EOFError):
             while True:
                 self._first = self._last

@@ -86,7 +86,7 @@ async def line_speed(node: Node, peer_id: str, rtt_s: float) -> LineSpeed | None
 
 
 def clock_finding(pinged: Ping) -> Finding:
-    """Records live by the clock: one that is too far off is refused, and drifts are told before."""
+    """Records expire by the clock: a machine that is too far off is refused, and a drift is reported before that."""
     ahead = pinged.ahead_s
     text = f"this machine's clock is {abs(ahead):.2f} s {'ahead of' if ahead > 0 else 'behind'} the swarm's"
     if abs(ahead) <= CLOCK_SKEW_S / 3:

@@ -112,7 +112,7 @@ class RecordStore:
         return {owner: (held[owner].value, held[owner].expires_at) for owner in sorted(held, key=self._rank_in(held))}
 
     def answer(self, key: bytes) -> DictionaryDHTValue | None:
-        """What another node is told of a key: the known peers, then a random choice of the others."""
+        """The records of a key that another node receives: the known peers, then a random choice of the others."""
         self.sweep()
         held = self._keys.get(key)
         if not held:

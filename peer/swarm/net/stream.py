@@ -170,7 +170,7 @@ class FrameStream:
                 raise ProtocolError(f"{self.remote} sent data out of turn")
 
     async def finish(self, timeout_s: float) -> None:
-        """Wait until the other end has read everything and closed, then close; the other end must know what comes last.
+        """Wait until the other end has read everything and closed, then close; it must know which frame is the last.
 
         The libp2p daemon knows no half of a stream: when either half of its local end is closed it closes the stream,
         and then resets it, both ways. Over QUIC that loses data in flight, and over TCP occasionally data that the

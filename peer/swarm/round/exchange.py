@@ -50,7 +50,7 @@ class Exchange:
         rosters: of the run; checks the joins of a persistent group.
         strategies: (rounds before) -> the arithmetic of the round that follows.
         on_join: called when another member of the persistent group is ready for the next round.
-        observer: sees what was signed, audits it, and is told of violations of the protocol; None: none.
+        observer: sees what was signed, audits it, and receives violations of the protocol; None: none.
     """
 
     def __init__(

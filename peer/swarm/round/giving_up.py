@@ -48,7 +48,7 @@ def seen_at(abort: RoundAborted, own_id: str) -> Lack | None:
 
 
 def abort_message(abort: RoundAborted) -> AbortMessage:
-    """What the other members are told of it."""
+    """The message to the other members."""
     message = AbortMessage(reason=abort.reason[:300], culprit=abort.culprit)
     if not isinstance(abort, StalledError):
         return message

@@ -81,7 +81,7 @@ class GroupStreams:
         hello = await stream.receive_message(Kind.HELLO, HelloMessage, self._node.timing.first_frame_s)
         persistent = await self._group_of(hello.group_id, stream.remote)
         if persistent is None and hello.group_id in self._declined:
-            return  # it is told so; it has not heard yet
+            return  # the refusal is under way; it has not arrived yet
         members, abort = self._ended.get(hello.group_id, (set(), None))
         if persistent is None and abort is not None and stream.remote in members:
             members.remove(stream.remote)

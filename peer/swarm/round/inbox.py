@@ -154,7 +154,7 @@ class RoundBuffers:
         order: peer ids in roster order.
         me: this peer's place in it.
         wire: of what each member sends to one other, and to all.
-        lend: memory for what goes to all.
+        lend: memory for frames that all members receive.
 
     Attributes:
         sitting: what all signatures of the round name; known with the group.

@@ -106,7 +106,7 @@ def close_reduction(
     for member, slices in zip(sitting.members, digests, strict=True):
         root, signature = root_of(slices), seals[member.peer_id].signature if member.peer_id != me else b""
         if member.peer_id != me and not has_sent(sitting, member.peer_id, me, root, signature):
-            raise MalformedError("its signature is not that of the contribution", member.peer_id)
+            raise MalformedError("its signature does not fit the contribution", member.peer_id)
         entries.append((root, signature))
     left = residual.digest if residual is not None else NO_RESIDUAL
     own = seal_reduced(identity, sitting, inputs_of(entries), root_of(outputs.digests), left)
@@ -146,5 +146,5 @@ def hear(
         if not residuals and seal.residual != NO_RESIDUAL:
             raise MalformedError("it signed a residual where there is none", peer_id)
         if not has_reduced(sitting, peer_id, root_of(leaves[peer_id].digests), seal):
-            raise MalformedError("its signature is not that of the reduced shard", peer_id)
+            raise MalformedError("its signature does not fit the reduced shard", peer_id)
     return ReducedShards(sitting, {peer_id: (seal, leaves[peer_id].digests) for peer_id, seal in seals.items()})

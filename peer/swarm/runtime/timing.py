@@ -101,7 +101,7 @@ class Timing:
     unreachable_s: float = _lasts(1.0, "without a donor that went away")
     silent_donor_s: float = _lasts(10.0, "without a donor that did not answer")
     distrust_s: float = _lasts(60.0, "without a donor that lied")
-    ask_timeout_s: float = _lasts(3.0, "for a member to say whether a round went on")
+    ask_timeout_s: float = _lasts(3.0, "for a member to say whether a round continued")
     hearsay_s: float = _lasts(0.5, "for the same of a member that another one says is asleep")
     state_recheck_s: float = _lasts(0.25, "before a member that has not applied the round is asked again")
     state_patience_s: float = _lasts(10.0, "for members to name their state, and longer for large states")
@@ -128,7 +128,7 @@ class Timing:
     # gossip
     signed_timeout_s: float = _lasts(60.0, "for a signed state: its owner may have to write it first")
     gossip_answer_s: float = _lasts(4.0, "beyond the straggler window to answer a call, and for records to be read")
-    roster_wait_s: float = _lasts(10.0, "for members to say with whom they go on")
+    roster_wait_s: float = _lasts(10.0, "for members to say with whom they continue")
     last_wait_s: float = _lasts(4.0, "for a member that another one has given up on")
     line_pause_s: float = _lasts(60.0, "between two measurements of lines whose speed is known")
     renewed_after_s: float = _lasts(30.0, "that several newcomers are given the same snapshot")

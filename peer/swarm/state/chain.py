@@ -104,7 +104,7 @@ class ChainStore:
         self._with_room(self._file.flush)
 
     def advance(self, chain: Sequence[Certificate]) -> None:
-        """Take a chain that may continue this one: what is new is appended, so that a long chain is not written again.
+        """Take a chain that may continue this one: new links are appended, so that a long chain is not written again.
 
         Raises:
             OSError: see `append`.

@@ -37,7 +37,7 @@ class SnapshotFile:
         digest: of the state.
         finished_at: the round of the state when the file was complete.
         readers: how many have it open.
-        used_at: by `boot_clock`, when the last of them was seen, or the last peer was told of it.
+        used_at: by `boot_clock`, when the last of them was seen, or the last peer learned of it.
     """
 
     def __init__(self, path: Path, meta: SnapshotMeta, digests: list[bytes], finished_at: int | None = None) -> None:
@@ -103,7 +103,7 @@ class SnapshotWriter:
     calls `aside` between tiles of a few milliseconds.
 
     Args:
-        temporary: where it is made. What is there already is written over: in a fraction of the time.
+        temporary: where it is made. An existing file is overwritten, which takes a fraction of the time.
 
     Attributes:
         rounds: at which each column is, as far as they are there.
@@ -160,7 +160,7 @@ class SnapshotWriter:
                 view, place = view[written:], place + written
 
     def carry_on(self, column: int, update: AnyUpdate, *, final: bool, aside: Aside = go_on) -> None:
-        """Take the step of the column's round, in the file, and hash what comes of it if it is `final`; a column of
+        """Take the step of the column's round, in the file, and hash the result if it is `final`; a column of
         another fragment stays as it is.
         """
         part = self._state.fragments.at(self.rounds[column])

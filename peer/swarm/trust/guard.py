@@ -41,7 +41,7 @@ class GuardHost(Protocol):
         """A peer is banned."""
 
     def live_peers(self) -> Iterable[str]:
-        """The peers to tell of a ban."""
+        """The peers that receive a ban."""
 
 
 def guard_of(

@@ -228,4 +228,4 @@ async def test_a_look_that_fails_is_not_the_last_one(caplog):
     with pytest.raises(asyncio.CancelledError):
         await look_whenever(new, Board())
     assert looks == [0, 1, 2]
-    assert "the page did not take over what is new" in caplog.text
+    assert "the page could not be updated" in caplog.text

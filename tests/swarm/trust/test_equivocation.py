@@ -146,7 +146,7 @@ async def test_a_contribution_that_is_not_what_was_signed_ends_the_round_and_cou
     stream.send = another_seal
     outcomes = await one_round(circle)
     assert outcomes[1].culprit == byzantine.peer_id
-    assert "its signature is not that of the contribution" in outcomes[1].reason
+    assert "its signature does not fit the contribution" in outcomes[1].reason
     assert one.guard.strikes._pasts[byzantine.peer_id].offences == 1
     assert byzantine.peer_id not in other.guard.strikes._pasts  # it has only been told
 

@@ -8,7 +8,7 @@
     C: blocks of 256 values, each value a sign and one of two magnitudes
 
 What C loses is kept in e and r, and sent in later rounds. The feedback of r, on the way back, is Tang et al. 2019,
-arXiv 1905.05957; the gain .8 is that of the authors' code.
+arXiv 1905.05957; the gain .8 is taken from the authors' code.
 """
 
 import torch

@@ -31,7 +31,7 @@ def paba(replicas, rounds, speed, rate, num_bytes, H=30):
     quota = fill(speed, exchange, R * H)
     h = [math.floor(q) for q in quota]
     for i in sorted(range(R), key=lambda i: h[i] - quota[i])[: R * H - sum(h)]:
-        h[i] += 1                                       # whole steps: the largest remainders get what is left
+        h[i] += 1                                       # whole steps: the largest remainders get the rest
     h = [max(1, h_i) for h_i in h]
     anchors = [replicas[0].x.clone()]
     for _ in range(rounds):

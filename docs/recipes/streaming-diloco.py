@@ -1,7 +1,7 @@
 """Streaming DiLoCo: Douillard et al. 2025, arXiv 2501.18512, algorithm 2.
 
-    fragment p: every F-th block of the model from the p-th on; what comes before the blocks is with the first, what
-    comes after them with the last
+    fragment p: every F-th block of the model from the p-th on; parameters before the blocks belong to the
+    first, those after them to the last
     at steps t with t mod H = p H // F, of fragment p alone:
         D = C(mean_i C(anchor - x_i))
         m <- beta m + D

@@ -2,6 +2,8 @@
 #                 docker run -p 31337:31337 -v atoll-bootstrap:/data atoll-bootstrap configs/runs/quickstart.yaml --state-dir /data
 FROM python:3.12-slim AS build
 
+# The base image pins the distribution and so the compiler.
+# hadolint ignore=DL3008
 RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
 WORKDIR /app
 COPY setup.cfg setup.py pyproject.toml README.md LICENSE ./
@@ -19,11 +21,12 @@ COPY constraints.txt LICENSE ./
 COPY configs ./configs
 RUN --mount=type=bind,from=build,source=/wheels,target=/wheels pip install --no-cache-dir -c constraints.txt /wheels/*.whl
 
-USER atoll
+USER 1000:1000
 ENV PYTHONUNBUFFERED=1
 # The identity and the initial state: with them a new container is the same bootstrap.
 VOLUME /data
-EXPOSE 31337
+# Peers; the page, where --http names this port.
+EXPOSE 31337 8080
 HEALTHCHECK --interval=30s --timeout=5s --start-period=60s \
     CMD ["python", "-c", "import socket; socket.create_connection(('127.0.0.1', 31337), 3)"]
 ENTRYPOINT ["atoll-bootstrap"]

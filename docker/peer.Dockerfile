@@ -4,6 +4,8 @@
 FROM python:3.12-slim AS build
 
 # The loops in C, without the compiler in the image.
+# The base image pins the distribution and so the compiler.
+# hadolint ignore=DL3008
 RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
 WORKDIR /app
 COPY setup.cfg setup.py pyproject.toml README.md LICENSE ./
@@ -23,7 +25,7 @@ COPY configs ./configs
 RUN pip install --no-cache-dir -c constraints.txt $TORCH
 RUN --mount=type=bind,from=build,source=/wheels,target=/wheels pip install --no-cache-dir -c constraints.txt /wheels/*.whl
 
-USER atoll
+USER 1000:1000
 ENV PYTHONUNBUFFERED=1
 # Identity, checkpoints and logs: everything that must outlive the container.
 VOLUME /data

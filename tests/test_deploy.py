@@ -17,7 +17,8 @@ from peer.protocol.address import PEER_EXAMPLE
 from peer.settings import load_settings, setting_overrides
 
 ROOT = Path(__file__).parents[1]
-SERVICES = yaml.safe_load((ROOT / "docker/compose.yaml").read_text())["services"]
+COMPOSE = yaml.safe_load((ROOT / "docker/compose.yaml").read_text())
+SERVICES = {name: service for name, service in COMPOSE["services"].items() if "build" in service}
 PARSERS = {"atoll": peer.cli.build_parser, "atoll-bootstrap": bootstrap.cli.build_parser}
 
 
@@ -58,7 +59,26 @@ def test_every_copied_path_exists_and_reaches_the_build(file):
 
 @pytest.mark.parametrize("file", sorted((ROOT / "docker").glob("*.Dockerfile")), ids=lambda file: file.name)
 def test_no_image_runs_as_root(file):
-    assert re.findall(r"^USER (\w+)$", file.read_text(), re.MULTILINE) == ["atoll"]
+    """A number, as Kubernetes wants it where `runAsNonRoot` is set."""
+    assert re.findall(r"^USER (\S+)$", file.read_text(), re.MULTILINE) == ["1000:1000"]
+
+
+def test_the_dashboard_of_the_compose_file_reads_the_page_of_its_bootstrap():
+    assert SERVICES["peer"]["deploy"]["replicas"] == 3
+    written = {name: yaml.safe_load(config["content"]) for name, config in COMPOSE["configs"].items()}
+    (job,) = written["prometheus"]["scrape_configs"]
+    host, port = job["static_configs"][0]["targets"][0].split(":")
+    command = SERVICES[host]["command"]
+    assert command[command.index("--http") + 1] == f"0.0.0.0:{port}"
+    (source,) = written["datasource"]["datasources"]
+    assert source["url"].split("/")[2].split(":")[0] in COMPOSE["services"]
+    grafana = COMPOSE["services"]["grafana"]
+    folder, target, _ = grafana["volumes"][0].split(":")
+    assert target == written["dashboards"]["providers"][0]["options"]["path"]
+    assert json.loads((ROOT / "docker" / folder / "atoll-run.json").resolve().read_text())["panels"]
+    assert {config["source"] for service in COMPOSE["services"].values() for config in service.get("configs", ())} == (
+        written.keys()
+    )
 
 
 def started(file: Path) -> list[list[str]]:

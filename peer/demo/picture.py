@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from peer.demo.report import Observed, validation_losses
-from peer.telemetry.plot import PlotEvent, ValidationPoint, plot_run
+from peer.telemetry.plot import PlotEvent, PlotPoint, plot_run
 
 
 def draw(path: Path, peers: Sequence[Observed], killed: Mapping[str, float]) -> None:
@@ -22,7 +22,7 @@ def draw(path: Path, peers: Sequence[Observed], killed: Mapping[str, float]) -> 
         for peer in peers
     }
     validation = [
-        ValidationPoint(time_s=time - zero, round=number, loss=loss)
+        PlotPoint(time_s=time - zero, round=number, loss=loss)
         for number, (time, loss) in sorted(validation_losses(peers).items())
     ]
     events = [PlotEvent(time_s=time - zero, label=f"{name} joined") for time, name, at_round in starts if at_round > 0]

@@ -110,7 +110,7 @@ class CurvePoint:
 
 
 @dataclass
-class _Peer:
+class _Known:
     """What has come of one peer."""
 
     record: PeerRecord
@@ -133,7 +133,7 @@ class SwarmState:
 
     def __init__(self, fragments: int = 1, clock: Clock = time.time) -> None:
         self._fragments, self._clock = fragments, clock
-        self._peers: dict[str, _Peer] = {}
+        self._peers: dict[str, _Known] = {}
         self._events: OrderedDict[str, RoundEvent] = OrderedDict()
         self.trusted: Callable[[str], bool] | None = None
 
@@ -141,7 +141,7 @@ class SwarmState:
         """The records and reports that are in the directory now."""
         now = self._clock()
         for peer_id, record in records.items():
-            peer = self._peers.setdefault(peer_id, _Peer(record, now))
+            peer = self._peers.setdefault(peer_id, _Known(record, now))
             if record.serial > peer.record.serial:
                 peer.record, peer.heard = record, now
         for peer_id, report in reports.items():
@@ -212,7 +212,7 @@ class SwarmState:
         for peer_id in {*old, *crowd}:
             del self._peers[peer_id]
 
-    def _view(self, peer_id: str, peer: _Peer, now: float) -> PeerView:
+    def _view(self, peer_id: str, peer: _Known, now: float) -> PeerView:
         record, report = peer.record, peer.report
         figures = report.figures if report is not None else None
         gone = now - peer.heard > SILENT_S and record.state != "finished"
@@ -229,7 +229,7 @@ class SwarmState:
             rounds=peer.rounds, sample=printable(figures.sample) if figures else "",
         )  # fmt: skip
 
-    def _tell(self, peer: _Peer, report: PeerReport, names: Names, now: float) -> None:
+    def _tell(self, peer: _Known, report: PeerReport, names: Names, now: float) -> None:
         """Add the rounds of a report that are new; what follows an event completes its words."""
         newest = peer.told[-1].ended_at or 0.0 if peer.told else 0.0
         fresh = [record for record in report.rounds if newest < (record.ended_at or 0.0) <= now + SILENT_S]

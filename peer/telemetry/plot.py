@@ -23,7 +23,7 @@ ANCHOR_COLOUR, EVENT_COLOUR = "#000000", "#666666"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ValidationPoint:
+class PlotPoint:
     """Loss (nats per token) of the anchor of `round`, measured `time_s` seconds after the start."""
 
     time_s: float
@@ -55,7 +55,7 @@ def smooth(losses: Sequence[float], momentum: float = SMOOTHING) -> list[float]:
 def plot_run(
     path: Path,
     series: Mapping[str, Sequence[tuple[float, float]]],
-    validation: Sequence[ValidationPoint],
+    validation: Sequence[PlotPoint],
     events: Sequence[PlotEvent],
     title: str,
 ) -> None:
@@ -85,7 +85,7 @@ def plot_run(
 
 
 def _draw_training(
-    axes: Axes, series: Mapping[str, Sequence[tuple[float, float]]], validation: Sequence[ValidationPoint]
+    axes: Axes, series: Mapping[str, Sequence[tuple[float, float]]], validation: Sequence[PlotPoint]
 ) -> None:
     for number, (name, points) in enumerate(series.items()):
         if not points:
@@ -112,7 +112,7 @@ def _draw_events(axes: Axes, events: Sequence[PlotEvent]) -> None:
         )
 
 
-def _draw_validation(axes: Axes, validation: Sequence[ValidationPoint]) -> None:
+def _draw_validation(axes: Axes, validation: Sequence[PlotPoint]) -> None:
     ordered = sorted(validation, key=lambda point: point.round)
     axes.plot(
         [point.round for point in ordered], [point.loss for point in ordered], "o-", color=ANCHOR_COLOUR,

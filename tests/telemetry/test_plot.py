@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from peer.telemetry.plot import HEIGHT_PIXELS, WIDTH_PIXELS, PlotEvent, ValidationPoint, plot_run, smooth
+from peer.telemetry.plot import HEIGHT_PIXELS, WIDTH_PIXELS, PlotEvent, PlotPoint, plot_run, smooth
 
 SERIES = {"alpha": [(0.0, 5.5), (1.0, 4.0), (2.0, 3.0)], "bravo": []}
-POINTS = [ValidationPoint(time_s=0.0, round=0, loss=5.5), ValidationPoint(time_s=2.0, round=1, loss=3.0)]
+POINTS = [PlotPoint(time_s=0.0, round=0, loss=5.5), PlotPoint(time_s=2.0, round=1, loss=3.0)]
 EVENTS = [PlotEvent(time_s=1.0, label="bravo killed")]
 
 
@@ -28,7 +28,7 @@ def png_size(path: Path) -> tuple[int, int]:
 def test_png_of_the_given_size(
     tmp_path: Path,
     series: dict[str, list[tuple[float, float]]],
-    validation: list[ValidationPoint],
+    validation: list[PlotPoint],
     events: list[PlotEvent],
 ) -> None:
     plot_run(tmp_path / "loss.png", series, validation, events, "a run")

@@ -30,7 +30,7 @@ from peer.outer.state.reduced_update import Update
 from peer.sim.learner.replica import Learner, OuterCopy, SimReplica, clip_
 from peer.sim.round.attacks import with_lies
 from peer.sim.round.contribution import CommittedRound, Contribution, ReadFragment, is_usable, reader, source_of
-from peer.sim.round.mixing import Acceleration, move_to
+from peer.sim.round.mixing import SecondIterates, move_to
 
 
 class Synchroniser:
@@ -54,7 +54,7 @@ class Synchroniser:
         self._aggregators = [recipe.aggregator.shaped(shapes) for shapes in self.shapes]
         self._optimizer = recipe.optimizer.shaped(layout.shapes, layout.hidden)
         self._residuals: dict[int, Residual] = {}
-        self._acceleration = Acceleration(*recipe.acceleration(num_peers))
+        self._acceleration = SecondIterates(*recipe.acceleration(num_peers))
 
     # contributions ------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from peer.sim.learner.replica import Learner
 
 
 @dataclass(frozen=True)
-class Acceleration:
+class SecondIterates:
     """A2CiD2's second iterate (arXiv 2306.08289): how fast it draws the first, and how far a pair moves it.
 
     Attributes:

@@ -59,7 +59,7 @@ class LocalAnchor:
         self._bounds = list(pairwise(accumulate(sizes or [memory.anchor.numel()], initial=0)))
         self.copies: BackgroundCopies | None = None
         self._carried: int | None = None  # the fragment that a device merges
-        self.round = 0
+        self.round = self._taken = 0
         self.base = torch.empty_like(memory.anchor)
         self.scratch = torch.empty_like(memory.anchor)
         self._result: Tensor | None = None
@@ -86,6 +86,7 @@ class LocalAnchor:
     def begin_merge(self, fragment: int | None, sent: int | None) -> Transfer:
         """Bring to the device what `merge` with these arguments needs; the anchor must stay as it is until then."""
         plain = self.second is None and (sent is None or isinstance(self._rule, Carry))
+        plain = plain and not (sent is None and self._rule.kept_rounds)
         self._carried = 0 if len(self._bounds) == 1 else fragment
         if self.copies is None or not plain or self._carried is None:
             self._carried = None
@@ -105,6 +106,7 @@ class LocalAnchor:
         """
         if self.second is not None and round > self.round:
             self.second.follow(self.base, self.scratch, contributed=sent is not None)
+        kept = sent is None and 0 < self._rule.kept_rounds >= round - self._taken
         for index, (start, stop) in enumerate(self._bounds):
             anchor, before = self.memory.anchor[start:stop], self.base[start:stop]
             same = len(self._bounds) > 1 and fragment is None and torch.equal(anchor, before)
@@ -115,6 +117,9 @@ class LocalAnchor:
                 before.copy_(anchor)
                 continue
             self.replica.read(local := self.scratch[: stop - start], start)
+            if kept:
+                before.copy_(anchor)
+                continue
             if index == sent:
                 self._rule.merge_(local, self._sent[: stop - start], before, anchor)
             else:
@@ -123,6 +128,8 @@ class LocalAnchor:
             before.copy_(anchor)
         if self.own is not None and sent is not None:
             self.own.counted()
+        if not kept:
+            self._taken = round
         self._keep_result(round)
 
     def begin_read(self, fragment: int) -> Transfer:
@@ -192,6 +199,7 @@ class LocalAnchor:
     def keep(self, round: int) -> None:
         """Copy what the agent may change again as soon as it hears that this process has merged."""
         self.base.copy_(self.memory.anchor)
+        self._taken = round
         self._keep_result(round)
 
     def _keep_result(self, round: int) -> None:

@@ -23,12 +23,14 @@ class WeightRule:
 
     Attributes:
         nominal_tokens: of one regular contribution: the largest weight of a member.
+        alike: whatever a member claims, it counts as one regular contribution.
         largest_weight: the most as a multiple of the roster's median; None for no such limit.
         probation_rounds: a peer that fewer committed rounds of this lineage have seen is a newcomer.
         newcomers_thousandths: the most that all newcomers of a roster weigh together, of the whole.
     """
 
     nominal_tokens: int = 2**40
+    alike: bool = False
     largest_weight: int | None = None
     probation_rounds: int = 0
     newcomers_thousandths: int = _WHOLE
@@ -56,7 +58,7 @@ class WeightRule:
         of newcomers alone weighs as little as newcomers beside one nominal contribution would, so that a crowd of them
         makes no heavy lineage of its own.
         """
-        tokens = [min(claimed, self.nominal_tokens) for _, claimed in claims]
+        tokens = [self.nominal_tokens if self.alike else min(claimed, self.nominal_tokens) for _, claimed in claims]
         old = [seen.get(peer_id, 0) >= self.probation_rounds for peer_id, _ in claims]
         tokens = self._within_median(tokens, old)
         if all(old) or max(seen.values(), default=0) < self.probation_rounds:

@@ -12,7 +12,7 @@ import torch
 from peer.link.messages import Snapshot
 from peer.link.second_trajectory import SecondTrajectory
 from peer.link.supervisor import create_descriptor
-from peer.outer.policy.merge_rules import Carry, Eager, Elastic, MergeRule, Mix
+from peer.outer.policy.merge_rules import Carry, Eager, Elastic, Keep, MergeRule, Mix
 from tests.link.fakes import NUMEL, PUSH, STEPS, Peer, Replica, Step
 
 START = torch.arange(NUMEL).float()
@@ -31,6 +31,24 @@ def make() -> Iterator[MakePeer]:
     yield build
     for descriptor in descriptors:
         os.close(descriptor)
+
+
+def test_rounds_without_a_peer_that_keeps_its_own_leave_its_parameters_until_they_are_too_many(make: MakePeer) -> None:
+    peer = make(merge=Keep(kept_rounds=2)).begin()
+    peer.steps(STEPS)
+    for number in (1, 2):
+        peer.commit(shift=-8.0, contributed=None, round=number)
+        peer.sync.poll()
+        assert torch.equal(peer.replica.flat, START + SENT)
+        assert torch.equal(peer.sync.anchor, START - 8.0 * number)
+    peer.commit(shift=-8.0, contributed=None, round=3)
+    peer.sync.poll()
+    assert torch.equal(peer.replica.flat, START + SENT - 8.0)  # with the anchor from here on
+    peer.steps(1)
+    sent = peer.sync._ledger.outstanding
+    peer.commit(shift=1.0, contributed=sent, round=4)
+    peer.sync.poll()
+    assert torch.equal(peer.replica.flat, START - 23.0)
 
 
 @pytest.mark.parametrize(("merge", "moved"), [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -64,3 +66,10 @@ def test_weighing_again_changes_nothing_and_shares_hold(
     old = sum(first) - sum(new)
     if old and new:
         assert sum(new) - len(new) <= percent / 100 * (old + sum(new) - len(new)) + 1e-6
+
+
+def test_where_all_weigh_alike_claims_count_for_nothing_and_newcomers_for_a_fifth() -> None:
+    alike = replace(OPEN, alike=True)
+    assert weigh(alike, {}, a=1, b=5000) == [1000, 1000]
+    assert weigh(alike, SEEN, a=1, b=5000, z=3) == [1000, 1000, 500]
+    assert weigh(alike, SEEN, a=1000, b=1000, z=500) == [1000, 1000, 500]

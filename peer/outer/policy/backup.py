@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar
 
@@ -41,6 +41,13 @@ class Backup(StragglerPolicy):
         if self.minimum < 1:
             raise UserError(f"minimum={self.minimum}: must be at least 1 member", "2 is the least that averages")
         check_seconds("deadline_s", self.deadline_s)
+
+    @property
+    def period(self) -> int:
+        return self.window
+
+    def within(self, seconds: float) -> Backup:
+        return replace(self, deadline_s=seconds if self.deadline_s is None else min(seconds, self.deadline_s))
 
     def next_decision(
         self, expected: Sequence[int], arrived: Mapping[int, float], closed: Rosters = ()

@@ -20,6 +20,7 @@ class MergeRule(ABC):
     Attributes:
         reads_snapshot: it needs the parameters at the snapshot, where steps were made since.
         reads_old_anchor: it needs the anchor before the round.
+        kept_rounds: so many rounds in a row without this peer leave its parameters as they are.
         eager: every peer adds its own share of a round to the anchor before the round is over.
         second_iterate: parameters are mixed with a second iterate between rounds (A2CiD2).
     """
@@ -28,6 +29,7 @@ class MergeRule(ABC):
     reads_old_anchor: ClassVar[bool] = False
     eager: ClassVar[bool] = False
     second_iterate: ClassVar[bool] = False
+    kept_rounds: int = 0
 
     @abstractmethod
     def merge_(self, local: Tensor, base: Tensor | None, anchor_old: Tensor, anchor_new: Tensor) -> None:
@@ -74,6 +76,16 @@ class Carry(MergeRule):
             local.copy_(anchor_new)
         else:
             carry_progress_(local, base, anchor_new)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keep(Carry):
+    """`Carry`, but a round without this peer leaves its parameters as they are: it brings them to a later round.
+
+    After more than `kept_rounds` of them it starts from the anchor, with its own progress on top.
+    """
+
+    kept_rounds: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -46,6 +46,11 @@ class StragglerPolicy(ABC):
         return not self.asynchronous and self.deadline_s is None
 
     @property
+    def period(self) -> int:
+        """Rounds in a window, of which `next_decision` reads those that have begun."""
+        return 1
+
+    @property
     def timeout(self) -> ComputeTimeout | None:
         """What ends steps early, if anything does."""
         return None
@@ -87,7 +92,8 @@ class StragglerPolicy(ABC):
         Args:
             expected: members that are believed to be live. Others that arrive take part as well.
             arrived: arrival time of each member that has arrived, in seconds.
-            closed: members of each earlier round, the first round first; read by `Backup` alone.
+            closed: members of each earlier round, the first round first, or of those of this `period` alone; read by
+                `Backup` alone.
         """
 
 

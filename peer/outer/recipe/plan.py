@@ -76,7 +76,7 @@ class RunPlan:
     @property
     def weight_rule(self) -> WeightRule:
         """What the contributions of a roster weigh."""
-        return WeightRule.of(self.manifest.trust, self.nominal_tokens)
+        return replace(WeightRule.of(self.manifest.trust, self.nominal_tokens), alike=self.recipe.shares_mean)
 
     @property
     def rate(self) -> Callable[[int], float] | None:

@@ -19,7 +19,7 @@ from peer.outer.optim.every_step import every_step
 from peer.outer.optim.optimizers import OuterOptimizer, Sgd
 from peer.outer.policy.backup import Backup
 from peer.outer.policy.local_rules import LocalRule, Plain, Proximal, Replay
-from peer.outer.policy.merge_rules import Accelerated, Carry, Eager, Elastic, MergeRule, Mix
+from peer.outer.policy.merge_rules import Accelerated, Carry, Eager, Elastic, Keep, MergeRule, Mix
 from peer.outer.policy.regular import Regular
 from peer.outer.policy.schedules import Every, GradientChange, Strided, Timer
 from peer.outer.policy.straggler import ComputeTimeout, Quorum, StragglerPolicy, WaitAll
@@ -163,6 +163,8 @@ class Recipe:
     @property
     def late_merge(self) -> MergeRule:
         """How a trainer that never waits takes up a round: in place of the anchor alone, with the steps made since."""
+        if self.shares_mean:
+            return Keep(kept_rounds=2 * self.straggler.period)  # of two windows, a peer misses fewer
         return Carry() if self.merge == Mix(alpha=0.0) or self.merge.second_iterate else self.merge
 
     @property
@@ -192,6 +194,11 @@ class Recipe:
     def shared_anchor(self) -> bool:
         """Whether all peers hold the same anchor; in gossip each has its own."""
         return self.payload != "parameters" and isinstance(self.topology, AllPeers)
+
+    @property
+    def shares_mean(self) -> bool:
+        """Whether the anchor is the mean of the parameters of a round's members; the other peers keep theirs."""
+        return self.payload == "parameters" and not self.gossips
 
     @property
     def gossips(self) -> bool:

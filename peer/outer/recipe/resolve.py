@@ -9,6 +9,7 @@ from typing import Any
 
 from peer.errors import UserError, did_you_mean
 from peer.outer.optim.optimizers import OuterOptimizer
+from peer.outer.policy.backup import Backup
 from peer.outer.policy.schedules import Every, GradientChange, Strided
 from peer.outer.policy.straggler import Quorum, WaitAll
 from peer.outer.policy.work_allocation import EvenSplit
@@ -67,10 +68,8 @@ def swarm_recipe(spec: RecipeSpec) -> Recipe:
 def missing_on_a_swarm(recipe: Recipe) -> list[tuple[str, str]]:
     """(part, what it must be) for each part that `peer.swarm` and `peer.link` cannot do."""
     gossips = recipe.gossips
-    if gossips:
-        payload, spoken = ("payload", "delta or parameters"), recipe.payload in ("delta", "parameters")
-    else:
-        payload, spoken = ("payload", "delta or gradient"), recipe.payload in ("delta", "gradient")
+    dense_means = recipe.dense and isinstance(recipe.schedule, Every) and not recipe.overlap_steps
+    spoken = recipe.payload != "gradient" if gossips else dense_means or not recipe.shares_mean
     # a sparse codec of parameters is a mask that all draw alike
     masked = recipe.payload == "parameters" and not recipe.merge.second_iterate
     if isinstance(recipe.schedule, GradientChange):
@@ -80,16 +79,21 @@ def missing_on_a_swarm(recipe: Recipe) -> list[tuple[str, str]]:
         if isinstance(recipe.schedule, Strided):
             scheduled = not gossips and recipe.overlap_steps <= recipe.fewest_steps
     quorum = isinstance(recipe.straggler, Quorum) and recipe.payload == "delta" and not gossips
+    quorum = quorum or (isinstance(recipe.straggler, Backup) and recipe.shares_mean)
     waits = recipe.straggler == WaitAll() or (quorum and recipe.votes is None)
     if (timeout := recipe.straggler.timeout) is not None:
         waits = recipe.payload == "gradient" and timeout.normalise == "computed"
     able = {
-        payload: spoken,
+        ("payload", "delta; without gossip gradient, or parameters with a dense codec and schedule every"): spoken,
         ("exchange", "reduce, or payload parameters"): recipe.exchange == "reduce" or not gossips or masked,
         ("compressor", "a codec of fixed size, such as top64/4096+int2"): recipe.codec().fixed_size or not gossips,
         ("schedule", "every; with overlap_steps, strided or gradient-change: without gossip"): scheduled,
         ("merge", "carry, mix, elastic or eager"): gossips or not recipe.merge.second_iterate,
-        ("straggler", "wait, as rounds.straggler_wait_s says; quorum, of deltas; compute-timeout, of gradients"): waits,
+        (
+            "straggler",
+            "wait, as rounds.straggler_wait_s says; quorum, of deltas; backup, of parameters; "
+            "compute-timeout, of gradients",
+        ): waits,
         ("allocator", "even"): recipe.allocator == EvenSplit(),
     }
     return [key for key, can in able.items() if not can]

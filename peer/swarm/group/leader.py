@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
-from peer.outer.policy.straggler import close
+from peer.outer.policy.straggler import Rosters, close
 from peer.outer.round import Group, RoundAborted
 from peer.protocol.wire import JoinMessage, Kind
 from peer.swarm.group.invites import LAST_CALL, Invites
@@ -56,8 +57,9 @@ class Leader:
         if self._pace.hurries or self._leader or not seats:
             return None
         arrived = {index: seat.since for index, seat in enumerate(seats.values(), start=1)}
-        expected = range(1 + len({*seats, *self._membership.expected()}))
-        decision = self._pace.of(map(self._membership.rate, seats)).next_decision(expected, arrived)
+        order = [self._node.peer_id, *dict.fromkeys([*seats, *self._membership.expected()])]
+        policy = self._pace.of(map(self._membership.rate, seats))
+        decision = policy.next_decision(range(len(order)), arrived, self._closed(order))
         return None if decision is None else max(0.0, decision.start_s - self._clock())
 
     async def _invite_meanwhile(self) -> None:
@@ -107,9 +109,10 @@ class Leader:
                     return None
                 pending, chosen = self._pending(started), self._chosen(join.parent)
                 members, least, opened = len(chosen) + 1, self._rounds.min_group, self._opened(started, began)
-                arrived = [opened, *(max(opened, seat.since) for _, seat in chosen)]
+                arrived = dict(enumerate([opened, *(max(opened, seat.since) for _, seat in chosen)]))
+                order = [self._node.peer_id, *(one for one, _ in chosen), *pending]
                 policy = self._pace.of(map(self._membership.rate, [self._node.peer_id, *(one for one, _ in chosen)]))
-                closed = close(policy, range(members + len(pending)), dict(enumerate(arrived)), self._clock())
+                closed = close(policy, range(len(order)), arrived, self._clock(), self._closed(order))
                 if members >= self._rounds.max_group or (members >= least and closed is not None):
                     return await self._form(sealed, join)
                 if not pending and self._clock() - began >= self._node.timing.solo_patience_s:
@@ -121,6 +124,12 @@ class Leader:
         finally:
             self._leader = False
             await self._uninvite()
+
+    def _closed(self, order: Sequence[str]) -> Rosters:
+        """The members of the rounds that the straggler policy reads, as places in this order or after it."""
+        places = {peer_id: place for place, peer_id in enumerate(order)}
+        rosters = self._me.last_rosters(self._me.position().round % self._pace.period)
+        return [tuple(places.setdefault(peer_id, len(places)) for peer_id in roster) for roster in rosters]
 
     def _opened(self, started: float, began: float) -> float:
         """When the straggler window opened. If the leader contributed early, or first waited for a silent leader, it

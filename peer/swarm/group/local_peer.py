@@ -41,6 +41,9 @@ class LocalPeer(Protocol):
     def position(self) -> Position:
         """Round and lineage id now."""
 
+    def last_rosters(self, count: int) -> list[tuple[str, ...]]:
+        """The members of so many rounds up to its position, in order."""
+
     def taking_part(self) -> bool:
         """Whether it makes rounds: False while joining or when finished, and invitations are then declined."""
 

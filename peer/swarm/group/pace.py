@@ -32,6 +32,11 @@ class RoundPace:
         """Whether a round asks peers for what they have before their contributions are due."""
         return not self._policy.asynchronous
 
+    @property
+    def period(self) -> int:
+        """See `StragglerPolicy.period`."""
+        return self._policy.period
+
     def formed(self) -> None:
         """A group of this peer's begins its round."""
         self._formed = self._clock()

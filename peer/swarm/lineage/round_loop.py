@@ -77,6 +77,9 @@ class LineageRounds(RoundLoop[StateStore]):
     def persistent_members(self) -> frozenset[str]:
         return self._exchange.can_continue(self.position())
 
+    def last_rosters(self, count: int) -> list[tuple[str, ...]]:
+        return self.store.history.last_rosters(count)
+
     def refuses(self, peer_id: str) -> bool:
         return self._guard.refuses(peer_id)
 

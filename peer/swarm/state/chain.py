@@ -43,6 +43,11 @@ class ChainStore:
     def chain_path(self) -> Path:
         return self.folder / "chain.jsonl"
 
+    def last_rosters(self, count: int) -> list[tuple[str, ...]]:
+        """The members of the last `count` rounds, in order."""
+        newest = self.chain[len(self.chain) - count :]
+        return [tuple(member.peer_id for member in certificate.link.roster) for certificate in newest]
+
     @property
     def chain(self) -> Chain:
         """Certificates from genesis on, as they are now."""

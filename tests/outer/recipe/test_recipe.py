@@ -295,7 +295,7 @@ def test_a_swarm_runs_a_recipe_or_says_which_part_it_lacks(name: str) -> None:
     able = {"lagoon", "fedavg", "fedadagrad", "fedadam", "fedyogi", "diloco", "opendiloco", "intellect1", "muloco",
             "noloco", "sparseloco", "demo", "distro", "selsync", "streaming-diloco", "fedprox", "easgd", "papa",
             "fedglomo", "async-diloco", "eager-diloco", "ddp", "sparse-block",
-            "dct-threshold", "dropcompute", "a2cid2", "saps"}  # fmt: skip
+            "dct-threshold", "dropcompute", "a2cid2", "saps", "dybw"}  # fmt: skip
     if name in able:
         assert swarm_recipe(RecipeSpec(name=name)) == RECIPES[name]
         return

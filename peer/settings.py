@@ -131,6 +131,11 @@ class PeerSettings(BaseModel):
     max_rounds: Count | None = Field(None, ge=1, description="leave after this many committed rounds; unset: stay")
     eval_every_rounds: Count = Field(1, ge=0, description="rounds between validations; 0: never")
     eval_sequences: Count = Field(32, ge=1, le=1_000_000, description="validation sequences used each time")
+    eval_tasks: Texts = Field(
+        (), description="tasks of lm-eval to score the model on, such as hellaswag (pip install 'atoll[eval]')")
+    eval_tasks_every_rounds: Count = Field(100, ge=1, description="rounds between these scores")
+    eval_tasks_limit: Count = Field(100, ge=1, le=1_000_000, description="documents of a task used each time")
+    eval_task_folder: UserPath | None = Field(None, description="folder of tasks of your own (YAML)")
     logging_steps: Count = Field(10, ge=1, description="steps between log lines")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="lowest level that is logged")
     report_to: Trackers = Field(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from huggingface_hub.errors import HfHubHTTPError
@@ -93,6 +94,13 @@ class ByteTokenizer:
         PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
             tokenizer_object=raw, split_special_tokens=True, clean_up_tokenization_spaces=False, **SPECIAL_TOKENS
         ).save_pretrained(str(path))
+
+
+def as_transformers(tokenizer: Tokenizer) -> Any:
+    """The tokenizer as transformers has it: what an export of a model holds."""
+    with tempfile.TemporaryDirectory(prefix="atoll-tokenizer-") as name:
+        tokenizer.save(Path(name))
+        return AutoTokenizer.from_pretrained(name, local_files_only=True, trust_remote_code=False)
 
 
 def load_tokenizer(spec: TokenizerSpec, home: Path | None = None) -> Tokenizer:

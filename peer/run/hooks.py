@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 
 from peer.checkpoint.inventory import CheckpointError
 from peer.checkpoint.writer import CheckpointWriter
 from peer.data.batches import DataState
+from peer.errors import UserError
 from peer.link.messages import Anchor, LivePeers, Message, Notice, RoundEnded, Saved
 from peer.link.supervisor import AgentGoneError
 from peer.outer.record import RoundRecord
@@ -16,6 +19,7 @@ from peer.run.assemble import Peer
 from peer.run.checkpointing import Inner, Saving
 from peer.run.figures import TrainerReport
 from peer.run.resume import checkpoint_folder
+from peer.run.tasks import score
 from peer.telemetry.console import LiveSwarm
 from peer.telemetry.metrics import MetricsFile
 from peer.telemetry.status import PeerRow, write_status
@@ -66,6 +70,7 @@ class PeerHooks:
         self.records: list[RoundRecord] = []
         self.validation: list[tuple[int, float]] = []
         self.seconds_training = 0.0
+        self._scored = 0
 
     @property
     def stop_requested(self) -> bool:
@@ -85,6 +90,8 @@ class PeerHooks:
         validated = self.validation[-1][0] if self.validation else None
         if every and sync.round != validated and sync.round % every == 0:
             self.validate(settings.eval_sequences)
+        if settings.eval_tasks and sync.round != self._scored and sync.round % settings.eval_tasks_every_rounds == 0:
+            self.score_tasks()
         if settings.save_steps and sync.step % settings.save_steps == 0:
             self._saving.ask_in_passing(sync.step)
         if self._hours is not None and not self._hours.now():
@@ -116,15 +123,10 @@ class PeerHooks:
     def validate(self, max_sequences: int) -> float:
         """Loss of what the run yields, on the validation text, in nats per token; leaves the local parameters alone."""
         peer, sync = self._peer, self._peer.sync
-        local = sync.anchor.clone()
-        peer.replica.read(local)
-        peer.replica.write(sync.result)
         batch = peer.trainer.micro_batch or peer.text.batch_sequences
-        try:
+        with self._result_in_model():
             loss = evaluate(peer.model, peer.text.validation, max_sequences, batch)
             self._report.sample()
-        finally:
-            peer.replica.write(local)
         self._report.validated(sync.round, sync.swarm_tokens, loss)
         self.validation.append((sync.round, loss))
         self._metrics.write(
@@ -136,6 +138,32 @@ class PeerHooks:
             swarm_tokens=sync.swarm_tokens,
         )
         return loss
+
+    def score_tasks(self) -> None:
+        """The scores of what the run yields on the tasks of lm-eval; training goes on where there are none."""
+        peer, settings, self._scored = self._peer, self._peer.settings, self._peer.sync.round
+        try:
+            with self._result_in_model(), contextlib.redirect_stdout(sys.stderr):
+                found = score(peer.model, peer.text.tokenizer, settings.eval_tasks, settings.eval_task_folder,
+                              settings.eval_tasks_limit)  # fmt: skip
+        except UserError as error:
+            log.warning("no scores at round %d: %s", self._scored, error.what)
+            return
+        named = {f"{task}/{name}": value for task, scores in found.items() for name, value in scores.items()}
+        self._metrics.write("tasks", round=self._scored, step=peer.sync.step, **named)
+        self._live.note(", ".join(f"{name} {value:.4f}" for name, value in named.items() if "stderr" not in name))
+
+    @contextlib.contextmanager
+    def _result_in_model(self) -> Iterator[None]:
+        """The model holds what the run yields, and the local parameters again afterwards."""
+        peer, sync = self._peer, self._peer.sync
+        local = sync.anchor.clone()
+        peer.replica.read(local)
+        peer.replica.write(sync.result)
+        try:
+            yield
+        finally:
+            peer.replica.write(local)
 
     # -- checkpoints ----------------------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from peer.run.limits import DOES_NOT_FIT, await_hours, limits_in_words, limits_o
 from peer.run.rented import detect_announce_maddrs, detect_direct_port
 from peer.run.resume import checkpoint_folder
 from peer.run.run_file import keep_manifest
+from peer.run.tasks import check_installed
 from peer.settings import PeerSettings
 from peer.system.exit_signals import ending_signals
 from peer.system.finding import Finding
@@ -99,6 +100,8 @@ def live(
 
 
 def _prepare(settings: PeerSettings, addresses: Sequence[PeerAddress], identity_path: Path) -> Start:
+    if settings.eval_tasks:
+        check_installed()
     set_threads(settings.torch_threads)
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     return start_message(settings, addresses, identity_path)

@@ -177,7 +177,7 @@ def _drawn(event: str, fields: Mapping[str, Any]) -> dict[str, float]:
             return {}
         sizes = {key: fields[key] for key in ("round", "bytes_sent", "bytes_received")}
         return _numbers("swarm", {**sizes, "peers": len(fields["members"]), "seconds": fields["seconds"].get("total")})
-    prefix = {"step": "train", "validation": "eval"}.get(event)
+    prefix = {"step": "train", "validation": "eval", "tasks": "eval"}.get(event)
     return {} if prefix is None else _numbers(prefix, {key: value for key, value in fields.items() if key != "step"})
 
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 from jinja2 import TemplateError
-from transformers import AutoTokenizer
 
+from peer.data.tokenizer import as_transformers
 from peer.errors import UserError
 from peer.use.generate import Sampling, continue_ids, window_of
 from peer.use.trained import Trained
@@ -32,9 +30,7 @@ class Chat:
 
     def __init__(self, trained: Trained, sampling: Sampling, system: str | None = None) -> None:
         self._trained, self._sampling = trained, sampling
-        with tempfile.TemporaryDirectory(prefix="atoll-chat-") as name:
-            trained.tokenizer.save(Path(name))
-            self._tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=True, trust_remote_code=False)
+        self._tokenizer = as_transformers(trained.tokenizer)
         self._head = [{"role": "system", "content": system}] if system is not None else []
         self._turns: list[Turn] = []
         self._ends = self._ends_of_turns() if self._tokenizer.chat_template else frozenset[int]()

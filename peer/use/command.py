@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import signal
@@ -32,12 +33,14 @@ CHAT = """\
 Talk with a model: in the chat template of its tokenizer, or, where it has none, by continuing the text. Ctrl-C ends an
 answer, Ctrl-D the chat. From a pipe each line of standard input is answered."""
 EVALUATE = """\
-Loss, perplexity and bits per byte of a model on its run's validation text, or on files."""
+Loss, perplexity and bits per byte of a model on its run's validation text, or on files; or its scores on tasks of
+lm-eval (pip install 'atoll[eval]')."""
 EXAMPLES = {
     "export": "  atoll export runs/peer --to model\n  atoll export /ip4/.../p2p/12D3Koo... --to model --dtype bf16",
     "generate": "  atoll generate runs/peer --prompt 'def main('\n  echo 'Once upon' | atoll generate model",
     "chat": "  atoll chat runs/peer\n  atoll chat model --system 'You are a poet.' < questions.txt",
-    "evaluate": "  atoll evaluate runs/peer\n  atoll evaluate model --files 'books/*.txt' --json",
+    "evaluate": "  atoll evaluate runs/peer\n  atoll evaluate model --files 'books/*.txt' --json\n"
+    "  atoll evaluate runs/peer --tasks hellaswag,arc_easy --limit 100",
 }
 
 
@@ -60,6 +63,9 @@ def add_use_commands(commands: argparse._SubParsersAction[argparse.ArgumentParse
     add("--files", nargs="+", default=[], metavar="PATH", help="files, folders or globs, in place of the run's text")
     add("--sequences", type=int, default=256, metavar="N", help="windows to evaluate at most (default: 256)")
     add("--sequence-length", type=int, metavar="N", help="tokens of a window (default: the run's)")
+    add("--tasks", metavar="A,B", help="of lm-eval, in place of text")
+    add("--task-folder", type=named_path, metavar="DIR", help="of tasks of your own (YAML)")
+    add("--limit", type=int, metavar="N", help="documents of a task at most")
     add("--json", action="store_true", help="print one JSON document")
 
 
@@ -153,9 +159,11 @@ def _chat(arguments: argparse.Namespace) -> int:
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:
-    for flag in ("sequences", "sequence_length"):
+    for flag in ("sequences", "sequence_length", "limit"):
         if (value := getattr(arguments, flag)) is not None and value < 1:
             raise UserError(f"--{flag.replace('_', '-')} {value}", "it must be at least 1")
+    if arguments.tasks is not None:
+        return _score(arguments)
     trained = _opened(arguments)
     from peer.use.measure import measure
 
@@ -168,4 +176,22 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     print(f"perplexity     {found.perplexity:.3f}")
     print(f"bits per byte  {found.bits_per_byte:.4f}")
     print(f"text           {found.text}, {found.tokens:,} tokens")
+    return 0
+
+
+def _score(arguments: argparse.Namespace) -> int:
+    from peer.run.tasks import check_installed, score
+
+    check_installed()
+    trained = _opened(arguments)
+    tasks = [name.strip() for name in arguments.tasks.split(",") if name.strip()]
+    with contextlib.redirect_stdout(sys.stderr):  # what lm-eval prints on its way
+        found = score(trained.model, trained.tokenizer, tasks, arguments.task_folder, arguments.limit)
+    if arguments.json:
+        after = dataclasses.asdict(trained.after) if trained.after else {}
+        print(json.dumps({"tasks": found, **after}, indent=2))
+        return 0
+    for task, scores in found.items():
+        for name, value in scores.items():
+            print(f"{task:24} {name:20} {value:.4f}")
     return 0

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 from peer.protocol.identity import Identity
 from tests.network.harness import TestSwarm
 from tests.network.processes import JoinedPeer
+from tests.use.test_tasks import TASK
 
 
 @pytest.mark.timeout(240)
@@ -39,6 +40,27 @@ def test_a_reader_takes_a_certified_state_and_is_no_member(
         assert all(bool(torch.isfinite(parameter).all()) for parameter in model.parameters())
         members = {member for event in one.committed for member in event["members"]}
         assert members == {Identity.from_bytes(peer.identity.read_bytes()).peer_id for peer in (one, two)}
+    finally:
+        one.close()
+        two.close()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(240)
+def test_a_peer_scores_tasks_while_it_trains(make_swarm: Callable[..., TestSwarm], tmp_path: Path) -> None:
+    bootstrap = make_swarm(steps=5, wait=2.0).bootstrap()
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "rows.json").write_text('{"q": "1 is ", "a": 1}\n' * 4)
+    (tmp_path / "tasks" / "colours.yaml").write_text(TASK.replace("FILE", str(tmp_path / "rows.json")))
+    flags = ("--eval-tasks", "colours", "--eval-task-folder", str(tmp_path / "tasks"), "--eval-tasks-every-rounds", "1")
+    cache = {"HF_DATASETS_CACHE": str(tmp_path / "cache")}
+    one = JoinedPeer(tmp_path / "one", bootstrap.address, *flags, env=cache)
+    two = JoinedPeer(tmp_path / "two", bootstrap.address)
+    try:
+        one.wait_for(lambda: len(one.events("tasks")) >= 2, 180.0)
+        scored = one.events("tasks")
+        assert all(event["colours/acc"] in (0.0, 1.0) for event in scored)
+        assert scored[0]["round"] < scored[1]["round"]
     finally:
         one.close()
         two.close()

@@ -21,12 +21,15 @@ from typing import BinaryIO, TypeVar
 
 from peer.errors import UserError
 from peer.link.messages import MAX_LINE_BYTES, Fatal, Message, Notice, ToAgent, decode, encode
+from peer.printable import printable
 from peer.protocol.manifest import Spec
 from peer.system.clock import Clock
 
 log = logging.getLogger(__name__)
 AGENT_COMMAND = (sys.executable, "-m", "peer.swarm.agent.process")
 SEND_TIMEOUT_S = 5.0
+QUIET_S = 10.0
+AWAITED = {"Anchor": "the swarm's state", "Published": "the run", "TokenizerFetched": "the run's tokenizer"}
 MAX_RESTART_DELAY_S = 30.0
 MessageT = TypeVar("MessageT", bound=Spec)
 
@@ -145,8 +148,13 @@ class AgentProcess:
         Raises:
             UserError: the agent reported a fatal condition, died, or said nothing in time.
         """
-        deadline = time.monotonic() + timeout_s
+        began = time.monotonic()
+        deadline, told_at = began + timeout_s, QUIET_S
         while (left := deadline - time.monotonic()) > 0:
+            if time.monotonic() - began >= told_at:
+                log.warning("waiting for %s for %.0f s: %s", AWAITED.get(wanted.__name__, "the agent"), told_at,
+                            self._last_logged())  # fmt: skip
+                told_at *= 2
             try:
                 message = self.receive(min(left, 0.5))
             except AgentGoneError:
@@ -160,6 +168,16 @@ class AgentProcess:
         raise UserError(
             f"the agent sent no {wanted.__name__.lower()} within {timeout_s:g} s", f"its log is {self.log_path}"
         )
+
+    def _last_logged(self) -> str:
+        """What the agent is at, in its own words."""
+        try:
+            with self.log_path.open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
+                lines = file.read().decode(errors="replace").splitlines()
+        except OSError:
+            lines = []
+        return printable(lines[-1])[:300] if lines else "its agent has said nothing yet"
 
     def end(self, grace_s: float) -> None:
         """Wait `grace_s` for the agent to leave by itself, then kill its process group."""

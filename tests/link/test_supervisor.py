@@ -9,7 +9,7 @@ import pytest
 
 from peer.errors import UserError
 from peer.link import supervisor
-from peer.link.messages import Merged, Published, Save, Stop, Stopped, WantSnapshot
+from peer.link.messages import Anchor, Merged, Published, Save, Stop, Stopped, WantSnapshot
 from peer.link.supervisor import AGENT_COMMAND, AgentGoneError, AgentProcess
 
 # A child that speaks the protocol by hand: one JSON object a line.
@@ -147,6 +147,16 @@ def test_an_end_while_expecting_names_the_log(launch, tmp_path):
         launch("print('why', flush=True); print('oh', file=sys.stderr)").expect(Published, 10.0)
     assert str(tmp_path / "agent.log") in caught.value.hint
     assert (tmp_path / "agent.log").read_text() == "why\noh\n"
+
+
+def test_a_long_wait_is_told_with_what_the_agent_does(launch, monkeypatch, caplog):
+    monkeypatch.setattr(supervisor, "QUIET_S", 0.0)
+    agent = launch("print('chunk 3 of 9', flush=True); tell(kind='want_snapshot', after=1); hear()")
+    agent.expect(WantSnapshot, 10.0)
+    with pytest.raises(UserError, match="sent no anchor"):
+        agent.expect(Anchor, 0.2)
+    assert "waiting for the swarm's state for 0 s: chunk 3 of 9" in caplog.text
+    assert all(record.levelname == "WARNING" for record in caplog.records)  # a script without logging shows these
 
 
 def test_silence_while_expecting_names_the_message_and_the_limit(launch):

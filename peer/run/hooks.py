@@ -140,7 +140,7 @@ class PeerHooks:
         return loss
 
     def score_tasks(self) -> None:
-        """The scores of what the run yields on the tasks of lm-eval; training goes on where there are none."""
+        """The scores of what the run yields on the tasks of lm-eval; training continues where there are none."""
         peer, settings, self._scored = self._peer, self._peer.settings, self._peer.sync.round
         try:
             with self._result_in_model(), contextlib.redirect_stdout(sys.stderr):

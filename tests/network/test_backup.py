@@ -72,7 +72,7 @@ def test_rounds_go_on_without_the_slowest_as_in_the_simulator_through_a_kill_and
     make_swarm: MakeSwarm,
 ) -> None:
     recipe = f"name: dybw, aggregator: mean, straggler: {{window: {WINDOW}}}"
-    swarm = make_swarm(steps=1, wait=10.0, recipe=recipe)
+    swarm = make_swarm(steps=1, wait=20.0, recipe=recipe)
     swarm.kind = Noted
     manifest = parse_manifest(swarm.manifest_text.encode(), "test")
     bootstrap = swarm.bootstrap()

@@ -46,6 +46,7 @@ class Figures(Spec):
         chunks: digests of its chunks.
         commits: what the branches that it names on the hub were then, by section.
         tokenizer: what other machines learn about it.
+        base: digest of the model that an adapter stands on.
     """
 
     manifest: RunManifest
@@ -55,6 +56,7 @@ class Figures(Spec):
     chunks: tuple[Digest, ...]
     commits: dict[Annotated[str, Field(pattern=r"^[a-z0-9.]{1,32}$")], Commit] = Field(default_factory=dict)
     tokenizer: TokenizerSpec
+    base: Digest | None = None
 
 
 @dataclass(frozen=True)
@@ -158,6 +160,8 @@ class GenesisBuild:
         digests = [bytes.fromhex(digest) for digest in figures.chunks]
         snapshot = SnapshotFile(self._state_path, _meta_of(figures), digests)
         pinned = with_commits(self._manifest, figures.commits)
+        if figures.base is not None:
+            pinned = pinned.model_copy(update={"model": pinned.model.model_copy(update={"base": figures.base})})
         changes = {
             "genesis": figures.digest, "tokenizer": figures.tokenizer,
             "recipe": _with_fragments(self._manifest.recipe, len(figures.fragments)),

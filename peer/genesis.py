@@ -25,6 +25,7 @@ from peer.outer.state.outer_state import OuterState
 from peer.protocol.manifest import ORGANISER, RunManifest, read_manifest
 from peer.protocol.pinning import on_hub
 from peer.system.death_signal import die_with_parent
+from peer.train.adapter import base_digest
 from peer.train.memory import check_memory
 from peer.train.model import build_model, check_trains, end_texts_with, measure_model
 
@@ -48,8 +49,7 @@ def _state_of_file(plan: RunPlan, path: Path) -> OuterState:
 
 def _genesis_state(plan: RunPlan, model: PreTrainedModel) -> OuterState:
     """The outer state at round 0: the model's parameters as the anchor, zero buffers."""
-    names = [name for name, parameter in model.named_parameters() if parameter.is_floating_point()]
-    plan = replace(plan, recipe=plan.recipe.fitted(count_blocks(names)))
+    plan = replace(plan, recipe=plan.recipe.fitted(count_blocks(FlatLayout.of(model).names)))
     layout = FlatLayout.of(model, plan.recipe.cut)
     anchor = torch.empty(layout.numel)
     layout.copy_to_flat(model, anchor)
@@ -62,24 +62,26 @@ def _state_of(plan: RunPlan, layout: FlatLayout, anchor: torch.Tensor) -> OuterS
     return OuterState(anchor, buffers, optimizer, plan.fragments(layout.shapes, layout.sizes))
 
 
-def checked_genesis(manifest: RunManifest, tokenizer: Tokenizer) -> OuterState:
-    """The state of round 0, after checks that every joining peer would fail as well.
+def checked_genesis(manifest: RunManifest, tokenizer: Tokenizer) -> tuple[OuterState, str | None]:
+    """The state of round 0, and the digest of the base that an adapter stands on, after checks that every joining peer
+    would fail as well.
 
     Raises:
         UserError: the model cannot be built, does not fit this machine's memory, or could not be trained.
     """
     plan = RunPlan.of(manifest)
     if manifest.model.weights is not None:
-        return _state_of_file(plan, Path(manifest.model.weights))
+        return _state_of_file(plan, Path(manifest.model.weights)), None
+    size, num_buffers = measure_model(manifest.model, tokenizer.vocab_size), plan.recipe.optimizer.num_buffers
     # The model, the anchor and the buffers, fp32 each.
-    num_tensors = 2 + plan.recipe.optimizer.num_buffers
-    check_memory(measure_model(manifest.model, tokenizer.vocab_size).parameters, 4 * num_tensors, torch.device("cpu"))
+    check_memory(size.parameters, 4 * (size.parameters + (1 + num_buffers) * size.trained), torch.device("cpu"))
     model = build_initial_model(manifest, tokenizer)
     check_trains(
         manifest.model, model, manifest.data.sequence_length,
         tokenizer.eos_id if manifest.data.document_mask else None,
     )  # fmt: skip
-    return _genesis_state(plan, model)
+    base = base_digest(model) if manifest.model.adapter is not None else None
+    return _genesis_state(plan, model), base
 
 
 def main() -> None:
@@ -95,7 +97,7 @@ def main() -> None:
     try:
         manifest = pin(read_manifest(arguments.manifest, ORGANISER))
         tokenizer = load_tokenizer(manifest.tokenizer)
-        state = checked_genesis(manifest, tokenizer)
+        state, base = checked_genesis(manifest, tokenizer)
         _write_state(arguments.out, state)
     except UserError as error:
         print(json.dumps({"what": error.what, "hint": error.hint}))
@@ -104,7 +106,7 @@ def main() -> None:
     commits = {section: revision for section, _, revision in on_hub(manifest)}
     figures = {
         "digest": state.digest(), "num_buffers": len(state.buffers), "chunks": digests,
-        "fragments": state.fragments.sizes, "commits": commits,
+        "fragments": state.fragments.sizes, "commits": commits, "base": base,
         "tokenizer": published_spec(manifest.tokenizer, tokenizer).model_dump(mode="json"),
     }  # fmt: skip
     print(json.dumps(figures))

@@ -8,10 +8,16 @@ from pathlib import Path
 from typing import Protocol
 
 from safetensors import SafetensorError
-from transformers import PreTrainedModel
 
 from peer.checkpoint.files import flush, remove_tree, unify_modes
 from peer.checkpoint.inventory import CheckpointError
+
+
+class SavesWeights(Protocol):
+    """A model of transformers, or an adapter."""
+
+    def save_pretrained(self, folder: Path, /) -> None:
+        """Write weights (safetensors) and config."""
 
 
 class SavesItself(Protocol):
@@ -22,7 +28,7 @@ class SavesItself(Protocol):
 
 
 def export_model(
-    model: PreTrainedModel, tokenizer: SavesItself, path: Path, card: Callable[[Path], None] | None = None,
+    model: SavesWeights, tokenizer: SavesItself, path: Path, card: Callable[[Path], None] | None = None,
     replace: bool = False,
 ) -> Path:  # fmt: skip
     """Write model (safetensors), tokenizer and what `card` adds to `path`, all of it or nothing.

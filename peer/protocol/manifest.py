@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, model_validator
 
 from peer.errors import UserError
+from peer.protocol.adapter_spec import AdapterSpec as AdapterSpec
 from peer.protocol.identity import MAX_PEER_ID_CHARS
 from peer.protocol.plain_json import Key, PlainJson
 from peer.protocol.problems import explain_validation, show_value
@@ -67,12 +68,17 @@ class ModelSpec(Spec):
 
     Of a script's model (`atoll.Swarm`) the organiser names `weights`, a safetensors file with the initial values of its
     trainable parameters; other machines receive their `layout`, a digest of names and shapes.
+
+    With `adapter` the pretrained model stays as it is, and the adapter alone is trained and sent. `base` is then the
+    digest of its values, written by `atoll-bootstrap`: a peer that loads others does not train.
     """
 
     architecture: Name | None = None
     config: dict[Key, PlainJson] = Field(default_factory=dict, max_length=256)
     pretrained: HubNameOrFolder | None = None
     revision: Revision = "main"
+    adapter: AdapterSpec | None = None
+    base: Digest | None = None
     weights: Annotated[str, AfterValidator(_own_file)] | None = None
     layout: Digest | None = None
 
@@ -86,6 +92,8 @@ class ModelSpec(Spec):
         origins = [self.architecture is not None, self.pretrained is not None, self.of_a_script]
         if origins.count(True) != 1 or (self.weights is not None and self.layout is not None):
             raise ValueError("give exactly one of 'architecture' (with 'config'), 'pretrained' and 'weights'")
+        if (self.adapter is not None or self.base is not None) and self.pretrained is None:
+            raise ValueError("'adapter' goes with 'pretrained', the model that it stands on")
         return self
 
 

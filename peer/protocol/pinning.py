@@ -49,5 +49,7 @@ def check_pinned(manifest: RunManifest, origin: str) -> None:
                 f"{origin} names {section}.revision={revision!r} of {name}, which is no commit: it may change",
                 _RESTART.format("the commit"),
             )
+    if manifest.model.adapter is not None and manifest.model.base is None:
+        raise UserError(f"{origin} does not say which model.base its peers must have", _RESTART.format("its digest"))
     if manifest.tokenizer.kind != "bytes" and manifest.tokenizer.digest is None:
         raise UserError(f"{origin} does not say which tokenizer.digest its peers must have", _RESTART.format("it"))

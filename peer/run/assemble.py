@@ -145,7 +145,7 @@ def _fitting_compute(settings: PeerSettings, plan: RunPlan, vocab_size: int, dev
     size, rule = measure_model(manifest.model, vocab_size), rule_bytes(plan.recipe, device)
     compute = fitting(compute_of(settings, manifest), size, manifest.data.sequence_length, device, rule)
     log.info("%s", plan_in_words(manifest, size, device, compute, rule))
-    log_finding(run_disk_finding(settings, plan, size.parameters).require())
+    log_finding(run_disk_finding(settings, plan, size.trained).require())
     return compute
 
 

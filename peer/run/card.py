@@ -10,17 +10,39 @@ import yaml
 from peer.protocol.manifest import DataSpec, RunManifest
 
 CARD = "README.md"
+_MODEL = """
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained(".")
+tokenizer = AutoTokenizer.from_pretrained(".")
+```
+"""
+_ADAPTER = """
+
+```python
+from peft import AutoPeftModelForCausalLM
+from transformers import AutoTokenizer
+
+model = AutoPeftModelForCausalLM.from_pretrained(".")
+tokenizer = AutoTokenizer.from_pretrained(".")
+```
+"""
 
 
-def write_card(folder: Path, manifest: RunManifest, facts: Mapping[str, object]) -> None:
+def write_card(
+    folder: Path, manifest: RunManifest, facts: Mapping[str, object], *, adapter: bool = False
+) -> None:
     """Write it.
 
     Args:
         facts: rows of the table, in their order; those that are None are left out.
+        adapter: the folder holds an adapter, and not the model that it stands on.
     """
     hub = [source.name for source in manifest.data.sources if source.name]
     head = {
-        "library_name": "transformers", "pipeline_tag": "text-generation", "tags": ["atoll"],
+        "library_name": "peft" if adapter else "transformers", "pipeline_tag": "text-generation", "tags": ["atoll"],
         **({"datasets": hub} if hub else {}),
         **({"base_model": manifest.model.pretrained} if manifest.model.pretrained else {}),
     }  # fmt: skip
@@ -34,8 +56,7 @@ def write_card(folder: Path, manifest: RunManifest, facts: Mapping[str, object])
     text = (
         f"---\n{yaml.safe_dump(head, sort_keys=False)}---\n\n# {manifest.name}\n\n"
         "Trained with Atoll by peers that share nothing but the internet.\n\n| | |\n|---|---|\n" + "\n".join(lines)
-        + '\n\n```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n'
-        'model = AutoModelForCausalLM.from_pretrained(".")\ntokenizer = AutoTokenizer.from_pretrained(".")\n```\n'
+        + (_ADAPTER if adapter else _MODEL)
     )
     (folder / CARD).write_text(text, encoding="utf-8")
 

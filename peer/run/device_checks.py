@@ -67,7 +67,7 @@ def run_findings(settings: PeerSettings, manifest: RunManifest) -> list[Finding]
         return plan_in_words(manifest, sizes[0], device, compute, rule)
 
     found = [checked("memory", memory)]
-    return [*found, *(run_disk_finding(settings, plan, size.parameters) for size in sizes)]
+    return [*found, *(run_disk_finding(settings, plan, size.trained) for size in sizes)]
 
 
 def run_disk_finding(settings: PeerSettings, plan: RunPlan, parameters: int) -> Finding:

@@ -17,6 +17,7 @@ from peer.run.checkpointing import BYTES_PER_S
 from peer.run.hooks import PeerHooks
 from peer.system.output_files import replace_file
 from peer.telemetry.metrics import finite_json
+from peer.train.adapter import what_to_save
 
 log = logging.getLogger(__name__)
 EXPORT_S = 30.0  # at most, of a peer that is asked to stop
@@ -32,7 +33,8 @@ def export(peer: Peer, hooks: PeerHooks) -> Path | None:
         number += 1
         path = base.with_name(f"export-{number}")
     try:
-        return export_model(peer.model, peer.text.tokenizer, path, partial(_write_card, peer, hooks), replace=True)
+        saved = what_to_save(peer.model)
+        return export_model(saved, peer.text.tokenizer, path, partial(_write_card, peer, hooks), replace=True)
     except (UserError, OSError) as error:
         log.error("the model was not exported: %s", error)
         return None
@@ -62,7 +64,7 @@ def _write_card(peer: Peer, hooks: PeerHooks, folder: Path) -> None:
         "round": f"{sync.round:,}", "lineage": f"`{sync.memory.head.lineage_id}`" if sync.memory.head else None,
         "tokens": f"{sync.swarm_tokens:,} in committed rounds", "peers": f"{len(members)} in the rounds of this one",
         "validation loss": f"{losses[0]:.4f}, then {losses[-1]:.4f}" if losses else None,
-    })  # fmt: skip
+    }, adapter=peer.manifest.model.adapter is not None)  # fmt: skip
 
 
 def report_of(

@@ -13,6 +13,7 @@ from peer.train.device import available_memory
 from peer.train.loss import chunk_bytes
 
 WEIGHT_BYTES = 8  # of a parameter: fp32 weight and gradient
+FROZEN_BYTES = 4  # of a parameter of the base that an adapter stands on
 MOMENT_BYTES = 8  # two of Adam, fp32
 MOMENT_BYTES_8BIT = 2
 # Of a parameter in RAM: shared with the agent are anchor, momentum and snapshot; base and a scratch are the trainer's.
@@ -29,12 +30,18 @@ NO_RULE: RuleBytes = (0, 0)
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSize:
-    """How large a model is: parameters (tied ones once), ids, width, layers."""
+    """How large a model is: parameters (tied ones once), those of them that do not train, ids, width, layers."""
 
     parameters: int
     vocab_size: int
     hidden_size: int
     layers: int
+    frozen: int = 0
+
+    @property
+    def trained(self) -> int:
+        """Parameters that train, and travel."""
+        return self.parameters - self.frozen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,9 +69,9 @@ class Footprint:
         copies = CARD_COPY_BYTES if device.type == "cuda" else 0
         return cls(
             parameters=size.parameters,
-            training=size.parameters * (WEIGHT_BYTES + moment_bytes + copies + rule_bytes[0]),
+            training=size.trained * (WEIGHT_BYTES + moment_bytes + copies + rule_bytes[0]) + FROZEN_BYTES * size.frozen,
             activations=activation_bytes(size, tokens, device, compute),
-            agent=size.parameters * (SHARED_BYTES + BASE_BYTES + rule_bytes[1]),
+            agent=size.trained * (SHARED_BYTES + BASE_BYTES + rule_bytes[1]),
         )
 
     def check(self, device: torch.device, free_bytes: Free = available_memory) -> None:
@@ -117,14 +124,14 @@ def activation_bytes(size: ModelSize, tokens: int, device: torch.device, compute
 
 
 def check_memory(
-    parameters: int, bytes_per_parameter: int, place: torch.device, free_bytes: Free = available_memory
+    parameters: int, needed: int, place: torch.device, free_bytes: Free = available_memory
 ) -> None:
     """Refuse what needs more than the free memory of one place.
 
     Raises:
         UserError: GiB needed and GiB free.
     """
-    _check(parameters, parameters * bytes_per_parameter, place, free_bytes)
+    _check(parameters, needed, place, free_bytes)
 
 
 def _check(parameters: int, needed: int, place: torch.device, free_bytes: Free) -> None:

@@ -14,6 +14,7 @@ from peer.errors import UserError
 from peer.hub import MODEL_FILES, check_download, fetch
 from peer.protocol.manifest import ModelSpec
 from peer.system.bounded_child import run_bounded
+from peer.train.adapter import add_adapter, base_digest, check_peft, trained_parameters
 from peer.train.batch import Batch, positions_in_documents
 from peer.train.loss import LanguageLoss
 from peer.train.memory import ModelSize
@@ -44,6 +45,8 @@ def build_model(spec: ModelSpec, vocab_size: int, seed: int) -> PreTrainedModel:
         torch.manual_seed(seed)
         if spec.pretrained is None:
             return guarded(spec, lambda: _from_config(config))
+        if spec.adapter is not None:
+            check_peft()
         most = WIDEST_VALUE * _parameters(guarded(spec, lambda: _skeleton(config))) + OTHER_FILES_BYTES
         check_download(spec.pretrained, spec.revision, MODEL_FILES, most)
         try:
@@ -55,7 +58,20 @@ def build_model(spec: ModelSpec, vocab_size: int, seed: int) -> PreTrainedModel:
         except Exception as error:
             raise cannot_load(spec, error) from None
         model.train()
+        if spec.adapter is not None:
+            torch.manual_seed(seed)
+            guarded(spec, lambda: add_adapter(model, spec))
+            _check_base(spec, model)
         return model
+
+
+def _check_base(spec: ModelSpec, model: PreTrainedModel) -> None:
+    if spec.base is not None and (found := base_digest(model)) != spec.base:
+        raise UserError(
+            f"{spec.pretrained} at {spec.revision} is not here what it is for the run's organiser: its digest is "
+            f"{found[:16]}, the manifest's model.base {spec.base[:16]}",
+            "remove it from the hub's cache, so that it is downloaded again; else install the organiser's transformers",
+        )
 
 
 def end_texts_with(model: PreTrainedModel, token: int, written: Mapping[str, Any]) -> None:
@@ -79,7 +95,11 @@ def build_skeleton(spec: ModelSpec, vocab_size: int) -> PreTrainedModel:
         UserError: as `build_model`.
     """
     config = load_config(spec, vocab_size)
-    return guarded(spec, lambda: _skeleton(config))
+    skeleton = guarded(spec, lambda: _skeleton(config))
+    if spec.adapter is not None:
+        with torch.device("meta"):
+            guarded(spec, lambda: add_adapter(skeleton, spec))
+    return skeleton
 
 
 def _skeleton(config: PretrainedConfig) -> PreTrainedModel:
@@ -112,7 +132,8 @@ def _sizes(spec: ModelSpec, vocab_size: int) -> dict[str, int]:
     numbers = (getattr(text, key, 0) for key in ("vocab_size", "hidden_size", "num_hidden_layers"))
     names = ("vocab_size", "hidden_size", "layers")
     sizes = {name: number if isinstance(number, int) else 0 for name, number in zip(names, numbers, strict=True)}
-    return {"parameters": _parameters(skeleton), **sizes}
+    total = _parameters(skeleton)
+    return {"parameters": total, "frozen": total - trained_parameters(skeleton), **sizes}
 
 
 def check_sequence_length(model: PreTrainedModel, sequence_length: int) -> None:

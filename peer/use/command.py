@@ -26,7 +26,8 @@ MODEL_HELP = "an exported model, a checkpoint, a peer's output folder, or the ad
 EXPORT = """\
 Write a model as a folder that `AutoModelForCausalLM.from_pretrained` loads, with its tokenizer and a model card. MODEL
 is a checkpoint, a peer's output folder (its newest checkpoint), or the address of a running swarm, whose state is
-fetched and verified without training."""
+fetched and verified without training. Of a run with an adapter the adapter alone is written, for
+`PeftModel.from_pretrained`; with --merged the whole model."""
 GENERATE = """\
 Continue a prompt, given or read from standard input."""
 CHAT = """\
@@ -50,6 +51,7 @@ def add_use_commands(commands: argparse._SubParsersAction[argparse.ArgumentParse
     export.add_argument("--to", type=named_path, default=Path("export"), metavar="DIR",
                         help="a new folder (default: export)")  # fmt: skip
     export.add_argument("--dtype", choices=DTYPES, default="fp32", help="of the weights (default: fp32)")
+    export.add_argument("--merged", action="store_true", help="add an adapter to its base: one model, without peft")
     export.add_argument("--push-to-hub", metavar="NAME", help="also upload it to this repository of the hub")
     generate = _command(commands, "generate", "text from a model", GENERATE, _generate)
     add = generate.add_argument
@@ -120,10 +122,11 @@ def _export(arguments: argparse.Namespace) -> int:
     if arguments.to.exists() and not (arguments.to.is_dir() and not any(arguments.to.iterdir())):
         raise UserError(f"--to {arguments.to} exists already", "choose another folder, or remove this one")
     trained = _opened(arguments)
+    from peer.train.adapter import trained_parameters
     from peer.use.export import export, upload
 
-    path = export(trained, arguments.to, arguments.dtype)
-    print(f"{path}: {sum(p.numel() for p in trained.model.parameters()):,} parameters in {arguments.dtype}")
+    path = export(trained, arguments.to, arguments.dtype, merged=arguments.merged)
+    print(f"{path}: {trained_parameters(trained.model):,} parameters in {arguments.dtype}")
     if arguments.push_to_hub:
         print(upload(path, arguments.push_to_hub))
     return 0

@@ -11,26 +11,35 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalToken
 from peer.checkpoint.export import export_model
 from peer.errors import UserError
 from peer.run.card import write_card
+from peer.train.adapter import has_adapter, merge_adapter, what_to_save
 from peer.use.trained import Trained
 
 _TORCH = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def export(trained: Trained, path: Path, dtype: str) -> Path:
+def export(trained: Trained, path: Path, dtype: str, *, merged: bool = False) -> Path:
     """Write weights, config, tokenizer and card, all or nothing.
 
+    Args:
+        merged: an adapter with the model that it stands on, as one model.
+
     Raises:
+        UserError: `merged`, and there is no adapter.
         CheckpointError: the folder is not empty, or the disk failed.
     """
+    if merged:
+        if not has_adapter(trained.model):
+            raise UserError("--merged: this model has no adapter", "leave it out: the export is a whole model")
+        merge_adapter(trained.model)
     model = trained.model.to(_TORCH[dtype])  # type: ignore[arg-type]
 
     def card(folder: Path) -> None:
         if trained.manifest is not None and trained.after is not None:
             write_card(folder, trained.manifest, {
                 "round": f"{trained.after.round:,}", "lineage": f"`{trained.after.lineage_id}`", "weights": dtype,
-            })  # fmt: skip
+            }, adapter=has_adapter(model))  # fmt: skip
 
-    return export_model(model, trained.tokenizer, path, card)
+    return export_model(what_to_save(model), trained.tokenizer, path, card)
 
 
 def upload(path: Path, name: str) -> str:

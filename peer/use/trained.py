@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from pydantic import ValidationError
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
@@ -17,11 +18,14 @@ from peer.data.pretrained_tokenizer import HubTokenizer
 from peer.data.tokenizer import Tokenizer, load_tokenizer
 from peer.errors import UserError
 from peer.genesis import build_initial_model
+from peer.hub import MODEL_FILES, fetch
 from peer.outer.recipe.plan import RunPlan
 from peer.outer.state.flat_layout import FlatLayout
 from peer.protocol.manifest import RunManifest
 from peer.run.resume import CHECKPOINTS, OUTER_FILE, SavedState
 from peer.run.run_file import kept_manifest
+from peer.train.adapter import CONFIG_FILE as ADAPTER_FILE
+from peer.train.adapter import base_of, check_peft, load_adapter
 
 CONFIG_FILE = "config.json"
 
@@ -63,7 +67,7 @@ def open_trained(path: Path) -> Trained:
     """
     if not path.is_dir():
         raise UserError(f"{path} is no folder", "give an exported model, a checkpoint, or a peer's output folder")
-    if (path / CONFIG_FILE).exists():
+    if (path / CONFIG_FILE).exists() or (path / ADAPTER_FILE).exists():
         return _exported(path)
     if (path / INVENTORY_FILE).exists():
         return _checkpoint(find_checkpoint(path))
@@ -78,14 +82,20 @@ def open_trained(path: Path) -> Trained:
 
 
 def _exported(path: Path) -> Trained:
+    if (path / ADAPTER_FILE).exists():
+        check_peft()
     try:
+        adapter = (path / ADAPTER_FILE).exists()
+        folder = fetch(*base_of(path), MODEL_FILES) if adapter else path
         model = AutoModelForCausalLM.from_pretrained(
-            path, local_files_only=True, trust_remote_code=False, dtype=torch.float32, use_safetensors=True
+            folder, local_files_only=True, trust_remote_code=False, dtype=torch.float32, use_safetensors=True
         )
+        if adapter:
+            load_adapter(model, path)
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         model.eval()  # type: ignore[no-untyped-call]
         return Trained(model=model, tokenizer=HubTokenizer(tokenizer, path.name))
-    except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
+    except (OSError, ValueError, RuntimeError, KeyError, ImportError, SafetensorError) as error:
         reason = " ".join(str(error).split())[:300]
         raise UserError(f"{path} holds no model that can be loaded: {reason}", "export it again") from None
 

@@ -145,4 +145,4 @@ def test_a_model_against_memory_and_disk(tmp_path, monkeypatch):
 
 
 def _full(footprint, device):
-    memory.check_memory(footprint.parameters, 16, torch.device(device), lambda _: 1)
+    memory.check_memory(footprint.parameters, 16 * footprint.parameters, torch.device(device), lambda _: 1)

@@ -71,6 +71,6 @@ def test_the_estimate_is_no_more_than_a_step_really_keeps():
 
 
 def test_other_needs_are_checked_alike():
-    check_memory(MILLION, 8, CPU, lambda _: 8 * MILLION)
+    check_memory(MILLION, 8 * MILLION, CPU, lambda _: 8 * MILLION)
     with pytest.raises(UserError, match=r"1\.0M parameters needs 0\.01 GiB"):
-        check_memory(MILLION, 8, CPU, lambda _: 8 * MILLION - 1)
+        check_memory(MILLION, 8 * MILLION, CPU, lambda _: 8 * MILLION - 1)

@@ -39,7 +39,7 @@ def test_the_genesis_of_a_script_is_its_trainable_parameters_by_name(tmp_path: P
     assert layout.names == ("0.weight", "1.bias", "1.weight", "2.bias", "2.weight")
     assert layout_of_file(path) == layout
     manifest = parse_manifest(manifest_text(path), "test", ORGANISER)
-    state = checked_genesis(manifest, ByteTokenizer())
+    state, _ = checked_genesis(manifest, ByteTokenizer())
     expected = torch.cat([dict(model.named_parameters())[name].detach().flatten() for name in layout.names])
     assert torch.equal(state.anchor, expected)
     flat = torch.empty(layout.numel)

@@ -18,21 +18,22 @@ from peer.outer.state.flat_layout import Cut, FlatLayout, count_blocks, fragment
 
 
 class Tied(nn.Module):
-    """Tied embedding and head, a frozen bf16 vector, an integer parameter, a buffer."""
+    """Tied embedding and head, a bf16 vector, one that does not train, an integer parameter, a buffer."""
 
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(5, 3)
-        self.frozen = nn.Parameter(torch.arange(4, dtype=torch.bfloat16), requires_grad=False)
+        self.brief = nn.Parameter(torch.arange(4, dtype=torch.bfloat16))
+        self.frozen = nn.Parameter(torch.ones(2), requires_grad=False)
         self.codes = nn.Parameter(torch.arange(6), requires_grad=False)
         self.head = nn.Linear(3, 5, bias=True)
         self.head.weight = self.embedding.weight
         self.register_buffer("mask", torch.ones(7))
 
 
-def test_layout_lists_every_floating_parameter_once() -> None:
+def test_layout_lists_every_parameter_that_trains_once() -> None:
     layout = FlatLayout.of(Tied())
-    assert layout.names == ("frozen", "embedding.weight", "head.bias")
+    assert layout.names == ("brief", "embedding.weight", "head.bias")
     assert layout.shapes == ((4,), (5, 3), (5,))
     assert layout.offsets == (0, 4, 19)
     assert layout.numel == 24
@@ -57,7 +58,7 @@ def test_bf16_parameters_round_to_nearest_even() -> None:
     flat = torch.zeros(layout.numel)
     flat[:4] = torch.tensor([1.0 + 2.0**-8, 1.0 + 3 * 2.0**-8, 1.0 + 2.0**-9, -3.0])
     layout.copy_from_flat(flat, model)
-    assert model.frozen.tolist() == [1.0, 1.0 + 2.0**-6, 1.0, -3.0]
+    assert model.brief.tolist() == [1.0, 1.0 + 2.0**-6, 1.0, -3.0]
 
 
 def test_digest_tells_layouts_apart() -> None:

@@ -68,7 +68,9 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     generator = torch.Generator()
     generator.seed()  # each peer its own data
-    with atoll.Swarm(arguments.join, model, optimizer, output_dir=arguments.output_dir) as swarm:
+    with atoll.Swarm(arguments.join, model, optimizer, output_dir=arguments.output_dir,
+                     resume_from_checkpoint="latest") as swarm:  # a script that is started again goes on
+        print(f"begins at step {swarm.step}, round {swarm.round}", flush=True)
         while not swarm.finished:
             images, labels = batch(generator)
             loss = functional.cross_entropy(model(images), labels)

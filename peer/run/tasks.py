@@ -47,7 +47,7 @@ def score(
         raise UserError(f"{folder} is no folder of tasks", "give one with YAML files of lm-eval")
     lm_eval, training = importlib.import_module("lm_eval"), model.training
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    manager = importlib.import_module("lm_eval.tasks").TaskManager(include_path=None if folder is None else str(folder))
+    manager = _manager(tasks, folder)
     window = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     try:
         with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
@@ -67,3 +67,13 @@ def score(
         task: {key.removesuffix(",none"): value for key, value in scores.items() if type(value) in (int, float)}
         for task, scores in found["results"].items()
     }
+
+
+def _manager(tasks: Sequence[str], folder: Path | None) -> Any:
+    """Knows the tasks of the folder, and where these are not enough those of lm-eval, which take seconds to list."""
+    build = importlib.import_module("lm_eval.tasks").TaskManager
+    if folder is not None:
+        own = build(include_path=str(folder), include_defaults=False)
+        if set(tasks) <= set(own.all_tasks):
+            return own
+    return build(include_path=None if folder is None else str(folder))

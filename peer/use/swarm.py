@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -14,12 +15,15 @@ from typing import Any, Self
 import torch
 from torch import nn
 
+from peer.checkpoint.inventory import CheckpointError
+from peer.checkpoint.writer import CheckpointWriter
+from peer.data.batches import DataState
 from peer.data.tokenizer import load_tokenizer
 from peer.errors import UserError
 from peer.free_weights import layout_of, trainable
 from peer.link.agent_connection import AgentConnection
 from peer.link.limits import Limits
-from peer.link.messages import Anchor, LivePeers, Message, Published, RoundEnded, Stop, Stopped, TokenizerFetched
+from peer.link.messages import Anchor, LivePeers, Message, Published, RoundEnded, Saved, Stop, Stopped, TokenizerFetched
 from peer.link.supervisor import AgentGoneError, AgentProcess
 from peer.link.sync import SwarmSync
 from peer.outer.recipe.plan import RunPlan
@@ -28,8 +32,12 @@ from peer.outer.record import RoundRecord
 from peer.outer.state.flat_layout import FlatLayout
 from peer.protocol.address import PeerAddress, parse_peer_address
 from peer.run.assemble import local_anchor, plan_of, share
+from peer.run.checkpointing import Inner, Saving
 from peer.run.join import LOCK_NAME
 from peer.run.lifecycle import DRAIN_S, LINGER_S, PUBLISHED_TIMEOUT_S, STATE_TIMEOUT_S, start_message
+from peer.run.local_rule import kept_beside
+from peer.run.resume import checkpoint_folder, read_resumed
+from peer.run.run_file import keep_manifest
 from peer.settings import PeerSettings, known_settings, load_settings
 from peer.swarm.net.keys import check_identity
 from peer.swarm.net.socket_folder import open_socket_folder
@@ -37,11 +45,13 @@ from peer.system.file_lock import lock_folder
 from peer.system.preflight import check_output_dir, check_reachable, lock_identity
 from peer.train.hook import StepHook
 from peer.train.model import build_skeleton
+from peer.use.script_state import load_state_tensors, state_tensors
 
 log = logging.getLogger(__name__)
 SETTINGS = frozenset((
     "nickname", "identity_path", "host_maddrs", "announce_maddrs", "nat_port_map", "client_mode", "direct",
-    "direct_port", "run_id", "max_rounds", "max_upload_mbit", "max_download_mbit", "monthly_traffic_gb",
+    "direct_port", "run_id", "max_rounds", "max_upload_mbit", "max_download_mbit", "monthly_traffic_gb", "save_steps",
+    "save_total_limit", "resume_from_checkpoint",
 ))  # fmt: skip
 
 
@@ -69,7 +79,7 @@ class Swarm:
         address: of the bootstrap, or of any peer; several are tried in order.
         model: of the run's manifest, on any one device. Its trainable parameters are what the swarm shares.
         optimizer: of the script; its moments are dropped when local progress is.
-        output_dir: of this peer: identity, history and logs; no two peers share one.
+        output_dir: of this peer: identity, history, checkpoints and logs; no two peers share one.
         settings: those of `atoll join` in SETTINGS, such as `nickname="alice"`.
 
     Attributes:
@@ -94,6 +104,7 @@ class Swarm:
         self._closing = ExitStack()
         self._agent: AgentProcess | None = None
         self._joined: SwarmSync | None = None
+        self._saving: Saving | None = None
         self._steps_per_round = 0
         self.records: list[RoundRecord] = []
         self.peers = 0
@@ -121,7 +132,10 @@ class Swarm:
         """
         if tokens < 1:
             raise UserError(f"after_step(tokens={tokens})", "a step trains on at least one token, or sample")
-        self._sync.after_step(_ScriptStep(tokens, loss, grad_norm))
+        sync = self._sync
+        sync.after_step(_ScriptStep(tokens, loss, grad_norm))
+        if self._saving is not None and sync.step % self._settings.save_steps == 0:
+            self._saving.ask_in_passing(sync.step)
 
     @property
     def finished(self) -> bool:
@@ -134,8 +148,13 @@ class Swarm:
         return self._sync.round
 
     @property
+    def step(self) -> int:
+        """Steps of this peer, those before it resumed included."""
+        return self._sync.step
+
+    @property
     def tokens(self) -> int:
-        """That this peer has trained on since it joined."""
+        """That this peer has trained on, before it resumed included."""
         return self._sync.tokens
 
     @property
@@ -153,8 +172,13 @@ class Swarm:
         """Leave. Others are not disturbed, and keep what this peer contributed."""
         if self._joined is None or self._agent is None:
             return
-        sync, agent, self._joined = self._joined, self._agent, None
+        sync, agent = self._joined, self._agent
         with self._closing:  # a second Ctrl-C does not wait for the agent's farewell
+            if self._saving is not None:
+                num_bytes = 4 * self._mapped.numel * (1 + self._mapped.num_buffers)
+                self._saving.last(sync.step, num_bytes, lambda s: sync.poll(timeout_s=s))
+                self._saving.close()
+            self._joined = self._saving = None
             if sync.finished:
                 self._replica.write(sync.result)
             try:
@@ -188,8 +212,10 @@ class Swarm:
         if plan.manifest.tokenizer.files:
             agent.expect(TokenizerFetched, STATE_TIMEOUT_S)
         _check_recipe(plan.recipe)
-        shared = share(agent, self._model, plan.recipe, layout=self._layout(plan))
-        self._replica = shared.replica
+        layout, buffers = self._layout(plan), plan.recipe.optimizer.num_buffers
+        resumed = read_resumed(settings, plan.manifest, layout.numel, buffers, kept_beside(plan.recipe))
+        shared = share(agent, self._model, plan.recipe, resumed, layout)
+        self._replica, self._mapped = shared.replica, shared.mapped
         local = local_anchor(shared, plan.recipe, next(iter(trainable(self._model).values())).device, StepHook())
         rounds = plan.manifest.rounds
         connection = AgentConnection(
@@ -200,8 +226,16 @@ class Swarm:
             Limits(total_rounds=rounds.total, tokens_total=rounds.tokens_total, max_rounds=settings.max_rounds),
             self._on_message, on_drop=self._optimizer.state.clear,
         )  # fmt: skip
+        if resumed is not None:
+            load_state_tensors(self._optimizer, resumed.tensors["optimizer"])
+            sync.resume(resumed.state["progress"], resumed.tensors.get("second", {}))
         agent.send(shared.mapped)
         sync.begin(agent.expect(Anchor, STATE_TIMEOUT_S))
+        if settings.save_steps:
+            folder = checkpoint_folder(settings.output_dir, plan.manifest.run_id)
+            keep_manifest(folder, plan.manifest)
+            writer = CheckpointWriter(folder, settings.save_total_limit)
+            self._saving = Saving(agent, writer, partial(self._inner_state, sync, plan.manifest.run_id))
         log.info("joined run %s (%s) at round %d", plan.manifest.name, plan.manifest.run_id[:16], sync.round)
         return sync
 
@@ -228,11 +262,28 @@ class Swarm:
             )  # fmt: skip
         return wanted
 
+    def _inner_state(self, sync: SwarmSync, run_id: str, saved: Saved) -> Inner:
+        """The script's half of a checkpoint: as that of `atoll join`, but for the data, which is the script's own."""
+        parameters = sync.anchor.clone()
+        self._replica.read(parameters)
+        tensors = {"inner": {"parameters": parameters}, "optimizer": state_tensors(self._optimizer)}
+        if second := sync.tensors():
+            tensors["second"] = second
+        for stem, named in tensors.items():
+            if not all(bool(tensor.isfinite().all()) for tensor in named.values()):
+                raise CheckpointError(f"{stem} is not finite (NaN or infinity)", "the checkpoints before are kept")
+        return tensors, {
+            "run_id": run_id, "lineage_id": saved.lineage_id, "progress": sync.progress(), "round": sync.round,
+            "data": DataState(seed=0).to_dict(), "origin": {},
+        }  # fmt: skip
+
     def _on_message(self, message: Message) -> None:
         if isinstance(message, RoundEnded):
             self.records.append(message.record)
         elif isinstance(message, LivePeers):
             self.peers = len(message.peers)
+        elif isinstance(message, Saved) and self._saving is not None:
+            self._saving.answered(message, self._sync.step, self._sync.round)
 
 
 def _check_recipe(recipe: Recipe) -> None:

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from peer.checkpoint.store import list_checkpoints, read_checkpoint
 from peer.explain.journal import ROUNDS_FILE
 from tests.network.bootstraps import DILOCO, MANIFEST, BootstrapProcess
-from tests.network.processes import until
+from tests.network.processes import descendants, until
 
 ROOT = Path(__file__).resolve().parents[2]
 ROUNDS = 250  # half a minute and more: a peer that comes late finds them at work
@@ -95,3 +96,43 @@ def test_the_trainer_of_transformers_takes_part_beside_atoll_join(tmp_path: Path
         assert script.process.wait(200.0) == 0, script.log.read_text()
         assert script.rounds >= 4
         assert "swarm_round" in script.log.read_text()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_a_script_that_is_stopped_and_started_again_goes_on_where_it_was(tmp_path: Path, stack: ExitStack) -> None:
+    """And trains on when its agent crashes, and while no bootstrap is left."""
+    subprocess.run(
+        [sys.executable, str(ROOT / "examples/own_loop.py"), "--init", str(tmp_path / "run"), "--rounds", "100000"],
+        check=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    bootstrap = stack.enter_context(closing(
+        BootstrapProcess(tmp_path / "bootstrap", (tmp_path / "run/run.yaml").read_text())
+    ))  # fmt: skip
+
+    def start(name: str) -> Script:
+        return stack.enter_context(closing(Script(tmp_path / name, "own_loop.py", "--join", bootstrap.address)))
+
+    one, two = start("one"), start("two")
+    until(lambda: min(one.rounds, two.rounds) >= 5, 100.0, one.log.read_text)
+    family = descendants(one.process.pid)
+    (agent,) = [pid for pid in family if b"agent.process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    os.kill(agent, signal.SIGKILL)
+    before = one.rounds
+    until(lambda: one.rounds >= before + 5, 100.0, one.log.read_text)
+    one.process.send_signal(signal.SIGINT)
+    one.process.wait(30.0)
+    (checkpoint, *_) = list_checkpoints(one.folder / "checkpoints")
+    _, state = read_checkpoint(checkpoint)
+    identity = (one.folder / "identity.key").read_bytes()
+    again = start("one")
+    until(lambda: "begins at step" in again.log.read_text(), 100.0, again.log.read_text)
+    step, round = map(int, re.findall(r"begins at step (\d+), round (\d+)", again.log.read_text())[-1])
+    assert step == state["progress"]["step"] > 100
+    assert round >= state["round"] >= before
+    assert (again.folder / "identity.key").read_bytes() == identity
+    before = again.rounds
+    until(lambda: again.rounds >= before + 5, 100.0, again.log.read_text)
+    bootstrap.close()
+    before = again.rounds
+    until(lambda: min(again.rounds, two.rounds) >= before + 5, 100.0, again.log.read_text)

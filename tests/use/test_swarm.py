@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import atoll
+from peer.checkpoint.inventory import CheckpointError
 from peer.data.tokenizer import ByteTokenizer
 from peer.errors import UserError
 from peer.free_weights import layout_of, layout_of_file, read_weights
@@ -18,6 +19,7 @@ from peer.outer.recipe.published import RECIPES
 from peer.outer.recipe.recipe import Recipe
 from peer.protocol.manifest import ORGANISER, parse_manifest
 from peer.train.model import measure_model
+from peer.use.script_state import load_state_tensors, state_tensors
 from peer.use.swarm import _check_recipe
 
 
@@ -117,7 +119,41 @@ def test_a_swarm_outside_of_its_block_says_so(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="unknown setting"):
         atoll.Swarm("/ip4/127.0.0.1/tcp/1/p2p/12D3KooWKmmM9Y5H6oezr6EDRhBYuxX24zB2Ryv6XrVcmTra4uad", model,
                     torch.optim.SGD(model.parameters(), 0.1), nicknam="x")  # fmt: skip
-    with pytest.raises(UserError, match="has no use for resume_from_checkpoint, train_files"):
+    with pytest.raises(UserError, match="has no use for bf16, train_files"):
         atoll.Swarm("/ip4/127.0.0.1/tcp/1/p2p/12D3KooWKmmM9Y5H6oezr6EDRhBYuxX24zB2Ryv6XrVcmTra4uad", model,
-                    torch.optim.SGD(model.parameters(), 0.1), resume_from_checkpoint="latest",
+                    torch.optim.SGD(model.parameters(), 0.1), bf16=True,
                     train_files="x")  # fmt: skip
+
+
+@pytest.mark.parametrize("build", [
+    lambda them: torch.optim.AdamW(them, 0.1), lambda them: torch.optim.SGD(them, 0.1),
+    lambda them: torch.optim.SGD(them, 0.1, momentum=0.9), lambda them: torch.optim.Adagrad(them, 0.1),
+    lambda them: torch.optim.RMSprop(them, 0.1, centered=True), lambda them: torch.optim.Adafactor(them, 0.1),
+])  # fmt: skip
+def test_an_optimizer_continues_from_its_tensors_bit_for_bit(build) -> None:
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.zero_grad()
+        model(torch.ones(2, 4) * torch.arange(2.0)[:, None]).square().sum().backward()
+        optimizer.step()
+
+    one, two = network(), network()
+    first, second = build(one.parameters()), build(two.parameters())
+    for _ in range(3):
+        step(one, first)
+    two.load_state_dict(one.state_dict())
+    load_state_tensors(second, {name: tensor.clone() for name, tensor in state_tensors(first).items()})
+    for _ in range(2):
+        step(one, first)
+        step(two, second)
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
+
+
+def test_the_state_of_another_optimizer_is_refused() -> None:
+    optimizer = torch.optim.AdamW(network().parameters(), 0.1)
+    for name, size in {"9.exp_avg": 3, "0.exp_avg": 500, "x.exp_avg": 1}.items():
+        with pytest.raises(UserError, match="the optimizer has no such"):
+            load_state_tensors(optimizer, {name: torch.zeros(size)})
+    optimizer.state[network()[0].weight] = {"step": 3, "flag": "x"}
+    optimizer.param_groups[0]["params"][0] = next(iter(optimizer.state))
+    with pytest.raises(CheckpointError, match="'flag', which is neither a number"):
+        state_tensors(optimizer)

@@ -31,6 +31,13 @@ metric_list: [{metric: acc}]
 """
 
 
+class Manager:
+    """Lists what it knows; that of lm-eval takes seconds where it lists its own."""
+
+    def __init__(self, include_path: str | None, include_defaults: bool = True) -> None:
+        self.place, self.all_tasks = (include_path, include_defaults), ["colours"]
+
+
 def refusal(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     with pytest.raises(SystemExit) as caught:
         cli.main(argv)
@@ -57,7 +64,7 @@ def test_the_harness_gets_the_model_in_evaluation_mode_and_its_numbers_come_back
 
     harness: Any = SimpleNamespace(simple_evaluate=evaluate, __spec__=SimpleNamespace())
     for name, module in {
-        "lm_eval": harness, "lm_eval.tasks": SimpleNamespace(TaskManager=lambda include_path: include_path),
+        "lm_eval": harness, "lm_eval.tasks": SimpleNamespace(TaskManager=Manager),
         "lm_eval.models.huggingface": SimpleNamespace(HFLM=dict),
     }.items():  # fmt: skip
         monkeypatch.setitem(sys.modules, name, module)
@@ -65,8 +72,10 @@ def test_the_harness_gets_the_model_in_evaluation_mode_and_its_numbers_come_back
     assert score(model, ByteTokenizer(), ["colours"], tmp_path, 7) == {"colours": {"acc": 0.25}}
     assert torch.equal(before, torch.random.get_rng_state())
     assert model.training
-    (given,) = asked
-    assert (given["tasks"], given["task_manager"], given["limit"]) == (["colours"], str(tmp_path), 7)
+    given = asked[0]
+    assert (given["tasks"], given["task_manager"].place, given["limit"]) == (["colours"], (str(tmp_path), False), 7)
+    score(model, ByteTokenizer(), ["colours", "hellaswag"], tmp_path)
+    assert asked[1]["task_manager"].place == (str(tmp_path), True)
     assert given["model"]["tokenizer"]("ab")["input_ids"] == ByteTokenizer().encode("ab").tolist()
     with pytest.raises(UserError, match="is no folder of tasks"):
         score(model, ByteTokenizer(), ["colours"], tmp_path / "none")

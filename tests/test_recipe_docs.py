@@ -191,11 +191,6 @@ def test_the_table_of_traffic() -> None:
 
 
 def test_which_recipes_run_on_a_swarm() -> None:
-    table = rows(section("On a swarm, or in the simulator only"))
-    assert set(table) == {name for name, recipe in RECIPES.items() if missing_on_a_swarm(recipe)}
-    for name, cells in table.items():
-        missing = [part for part, _ in missing_on_a_swarm(RECIPES[name])]
-        assert re.findall(r"`([a-z]+)`", cells[0]) == missing, name
     line = re.search(r"^Ready today: (.+)\.$", section("On a swarm, or in the simulator only"), re.MULTILINE)
     assert line is not None
     able = [name for name, recipe in RECIPES.items() if not missing_on_a_swarm(recipe)]
@@ -256,8 +251,5 @@ if __name__ == "__main__":
         print(f"| `{name}` | {bits_cell(name)} | {dense.block} |")
     for expression in rows(section("Sparse codecs", section("Codecs"), level=3)):
         print(f"| `{expression}` | {'' if bound(expression).fixed_size else 'at most '}{bits_cell(expression)} |")
-    for name, recipe in RECIPES.items():
-        if missing := [part for part, _ in missing_on_a_swarm(recipe)]:
-            print(f"| `{name}` | {', '.join(f'`{part}`' for part in missing)} |")
     for name, recipe in RECIPES.items():
         print("|", " | ".join([f"`{name}`", *traffic_cells(recipe)]), "|")

@@ -150,11 +150,14 @@ class ContributionSlot:
         self._wanted, self._asked_at = True, self._store.position
         self._trainer.tell(WantSnapshot(after=self.reports.sequence))
 
-    def announce_anchor(self, contributed: int | None, fragment: int | None = None) -> None:
+    def announce_anchor(
+        self, contributed: int | None, fragment: int | None = None, steps: int | None = None
+    ) -> None:
         """The anchor is new; `contributed` is the snapshot that went into it. One that still waits is of another.
 
         Args:
             fragment: the only one that is new; None: any may be.
+            steps: of this peer to its next contribution, where work is divided by speed.
         """
         self.merged.clear()
         self.due = None
@@ -163,7 +166,7 @@ class ContributionSlot:
             self._wanted, self._kept = False, self._kept or self._asked_at == now
         self._trainer.tell(Anchor(
             round=now.round, lineage_id=now.lineage_id, contributed=contributed, fragment=fragment,
-            swarm_tokens=now.weight,
+            swarm_tokens=now.weight, steps=steps,
         ))  # fmt: skip
 
     def begin_round(self) -> None:

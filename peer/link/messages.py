@@ -117,7 +117,8 @@ class WantSnapshot(Spec):
 class Anchor(Spec):
     """The shared anchor is new. `contributed` is the snapshot that went into it, None when the peer only caught up;
     `fragment` is the only one that is new, None: any may be; `swarm_tokens` are those of all peers that have been
-    committed up to it.
+    committed up to it. `steps`: what this peer makes from its merge to the next contribution, where work is divided by
+    speed; None: as before.
     """
 
     kind: Literal["anchor"] = "anchor"
@@ -126,6 +127,7 @@ class Anchor(Spec):
     contributed: int | None
     fragment: int | None = None
     swarm_tokens: int = 0
+    steps: int | None = None
 
 
 class Merged(Spec):

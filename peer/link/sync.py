@@ -53,6 +53,8 @@ class SwarmSync:
         self._tally, self._ledger = TrainingTally(clock), ContributionLedger(local.fragments)
         self._held: Anchor | None = None  # until it is time to merge it
         self._merge_at = self.rounds_contributed = self.swarm_tokens = 0
+        self._allotted: int | None = None  # steps from one merge to the next contribution
+        self._merged_at = 0
         self._reading, self._merging = Pending(), Pending()
         self._resumed = False
         self._bad_steps = self.drops = self._fresh_since = 0
@@ -60,6 +62,7 @@ class SwarmSync:
     def begin(self, anchor: Anchor) -> None:
         """Take the first anchor of this process: as the local parameters, or after `resume` under the resumed ones."""
         self._tally.begin()
+        self._allotted, self._merged_at = anchor.steps, self.step
         if self._resumed:
             self._merge(anchor)
             self._settle_transfers()
@@ -161,16 +164,19 @@ class SwarmSync:
     @property
     def _due(self) -> bool:
         """Enough has been trained for a round."""
-        return self.steps_since_snapshot >= self._steps_of_round
+        return self._steps_left <= 0
 
     @property
     def _due_in_s(self) -> float | None:
         """Seconds until it has; None where others may call for a round at any step."""
-        return self._tally.seconds_of(max(0, self._steps_of_round - self.steps_since_snapshot))
+        return self._tally.seconds_of(max(0, self._steps_left))
 
     @property
-    def _steps_of_round(self) -> int:
-        return self.schedule.length(self.round + 1)
+    def _steps_left(self) -> int:
+        """Of the next contribution. Work that is divided by speed begins with the merge, at one time for all."""
+        if self._allotted is not None:
+            return self._allotted - (self.step - self._merged_at)
+        return self.schedule.length(self.round + 1) - self.steps_since_snapshot
 
     def after_step(self, result: StepReport) -> None:
         """Count the step, merge what has come, hand over what is due."""
@@ -287,6 +293,9 @@ class SwarmSync:
     def _tell_merged(self, message: Anchor) -> None:
         self.swarm_tokens = message.swarm_tokens // self._local.fragments  # each holds all of a peer's tokens
         self._ledger.close()
+        self._merged_at = self.step
+        if message.steps is not None:
+            self._allotted = message.steps
         self.agent.send(Merged(round=message.round))
         self._on_message(message)
 

@@ -61,12 +61,18 @@ class Due:
 
 @dataclass(frozen=True)
 class Group:
-    """The roster of one round in its agreed order; `id` is equal on two members only if everything here is."""
+    """The roster of one round in its agreed order; `id` is equal on two members only if everything here is.
+
+    Attributes:
+        join: this peer's own.
+        joins: of all members, in roster order.
+    """
 
     id: str
     join: JoinMessage
     members: tuple[Member, ...]
     index: int
+    joins: tuple[JoinMessage, ...] = ()
 
     @property
     def me(self) -> str:

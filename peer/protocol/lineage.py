@@ -30,10 +30,19 @@ def quorum(members: int) -> int:
 
 
 class Member(Spec):
-    """One member of a roster: its peer id, and the weight of its contribution in tokens (already capped)."""
+    """One member of a roster: its peer id, and the weight of its contribution in tokens (already capped). `share`:
+    where members do not all do the same, cells of the vector that it reduces, or values of a block that it sends.
+    """
 
     peer_id: PeerIdText
     tokens: Annotated[int, Field(ge=1, lt=2**40)]
+    share: Annotated[int, Field(ge=0, lt=2**32)] = 0
+
+
+def shares_of(roster: Iterable[Member]) -> tuple[int, ...]:
+    """What the members do, in roster order; none where all do the same."""
+    shares = tuple(member.share for member in roster)
+    return shares if any(shares) else ()
 
 
 class Link(Spec):

@@ -21,7 +21,8 @@ _HEADER = struct.Struct(">4sB3xI")
 HEADER_BYTES = _HEADER.size
 MAGIC = b"ATL1"
 MAX_MESSAGE_BYTES = 64 * 1024
-MAX_JOIN_BYTES = 480  # sealed; 64 of them, in hexadecimal, are a message
+MAX_JOIN_BYTES = 600  # sealed
+MAX_ROSTER_BYTES = 64 * (2 * MAX_JOIN_BYTES + 4)  # of joins in hexadecimal
 MAX_PAYLOAD_BYTES = 2**31
 MAX_CHUNKS = 2**24  # of a snapshot
 MAX_INDEXES = 64  # of one request
@@ -84,6 +85,8 @@ class JoinMessage(Spec):
 
     `group` is the id of the persistent group that it continues: an honest peer signs one join for each of its rounds.
     `nonce` is different each time, so that no two groups have the same id. `work` solves the puzzle of the identity.
+    Where work is divided by speed: tokens/s that it trains, bytes/s that its line sends, 0 if unknown; and `seen`, of
+    the lines of this group's members by their ids, as it saw them a round ago (see `peer.outer.policy.claims`).
     """
 
     run_id: Digest
@@ -94,6 +97,9 @@ class JoinMessage(Spec):
     group: Digest | None = None
     nonce: Annotated[str, Field(pattern=r"^[0-9a-f]{0,32}$")] = ""
     work: Count = 0
+    speed: Count = 0
+    up: Count = 0
+    seen: Annotated[str, Field(pattern=r"^[0-9A-Za-z_.-]{0,64}$")] = ""
 
 
 class RejectMessage(Spec):

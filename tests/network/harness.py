@@ -21,6 +21,7 @@ from peer.link.memory import Head, SharedState
 from peer.link.messages import Anchor, Mapped, Published, Start
 from peer.link.supervisor import AgentGoneError, AgentProcess
 from peer.outer.recipe.plan import RunPlan
+from peer.protocol.line_limits import LineLimits
 from peer.protocol.manifest import RunManifest
 from tests.network.bootstraps import DILOCO, MANIFEST, BootstrapProcess
 from tests.network.forked import ForkedAgent
@@ -44,6 +45,7 @@ class TestSwarm:
         self.bootstraps: list[BootstrapProcess] = []
         self.members: list[Member] = []
         self.kind: Callable[..., Member] = Member
+        self.limits: dict[str, LineLimits] = {}
         self._turns = 0
 
     def bootstrap(self, name: str = "bootstrap", initial_peers: Sequence[str] = (), port: int = 0) -> BootstrapProcess:
@@ -85,6 +87,7 @@ class TestSwarm:
             identity_path=str(folder / "identity.key"),
             nickname=name,
             directory=str(folder),
+            limits=self.limits.get(name, LineLimits()),
         )
 
     def _start_agent(self, name: str, agent: AgentProcess) -> None:  # noqa: ARG002

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from peer.protocol.manifest import parse_manifest
+from peer.sim.world.scenario import PeerProfile
 from tests.network.harness import TestSwarm
 from tests.network.members import Member
 from tests.network.trained import INNER, TrainedMember, all_seen, simulated, task_of
@@ -23,7 +24,9 @@ RECIPES = {
     "papa": "name: papa, merge: {alpha: 0.9}",
     "fedglomo": "name: fedglomo",
     "eager-diloco": "name: eager-diloco, outer_momentum: 0.3",
+    "paba": "name: paba",
 }
+SPEEDS = {"paba": {1.0: 5, 0.4: 2}}  # and the steps of a peer that is as fast, beside two of speed 1
 
 
 def at_end(member: Member) -> bool:
@@ -48,14 +51,20 @@ def test_three_peers_go_the_simulators_way_through_a_kill_and_with_a_newcomer(
     swarm.bootstrap()
     members = cast("list[TrainedMember]", swarm.add("a", "b", "c"))
     members.sort(key=lambda member: member.peer_id)
+    speeds = [1.0, 1.0, min(SPEEDS.get(name, {1.0: STEPS}))]
+    steps = [SPEEDS.get(name, {1.0: STEPS})[speed] for speed in speeds]
     for index, member in enumerate(members):
         member.batches, member.waits, member.last_step = task.batches(index), True, 1
+        if name in SPEEDS:
+            member.sync._allotted = steps[index]  # from the first round on; then the agents say so
     swarm.drive(lambda: all_seen(members))
-    for member in members:
-        member.last_step = STEPS * ROUNDS
+    for member, own in zip(members, steps, strict=True):
+        member.last_step = own * ROUNDS
     swarm.drive(lambda: all(at_end(member) for member in members))
     assert {len(record.members) for member in members for record in member.committed} == {3}, swarm.explain()
-    learners = simulated(manifest, task, INNER, STEPS * ROUNDS)
+    profiles = [PeerProfile(speed=speed) for speed in speeds]
+    learners = simulated(manifest, task, INNER, STEPS * ROUNDS, profiles=profiles)
+    assert sum(steps) == STEPS * len(members)
     anchor = learners[0].outer.anchor
     for member, local in zip(members, [learner.parameters for learner in learners], strict=True):
         assert member.sync is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import cast
@@ -9,7 +10,9 @@ from typing import cast
 import pytest
 import torch
 
+from peer.protocol.line_limits import LineLimits
 from peer.protocol.manifest import parse_manifest
+from peer.sim.world.scenario import PeerProfile
 from tests.network.harness import TestSwarm
 from tests.network.trained import LockstepMember, drive_lockstep, simulated, task_of
 
@@ -20,7 +23,9 @@ RECIPES = {
     "sparse-block": "name: sparse-block, aggregator: mean, compressor: randomblock0.2+fp32",
     "dropcompute": "name: dropcompute, aggregator: mean, straggler: {tau_s: 1.0e-9}",  # one micro-batch is in time
     "dct-threshold": "name: dct-threshold, aggregator: mean, compressor: threshold0.05@2+fp32",
+    "fusionllm-adatopk": "name: fusionllm-adatopk, aggregator: mean, allocator: {base_ratio: 0.2}",
 }
+LINES = {"fusionllm-adatopk": {"a": 40.0, "b": 40.0, "c": 20.0}}  # Mbit/s
 
 
 @pytest.mark.parametrize(
@@ -34,6 +39,8 @@ def test_three_peers_step_as_in_the_simulator_through_a_kill_and_with_a_newcomer
     task = task_of(manifest)
     swarm.kind = partial(LockstepMember, manifest=manifest)
     swarm.shapes = task.layout.shapes
+    lines = LINES.get(name, {})
+    swarm.limits = {peer: LineLimits(up_mbit=mbit) for peer, mbit in lines.items()}
     swarm.bootstrap()
     members = cast("list[LockstepMember]", swarm.add("a", "b", "c"))
     members.sort(key=lambda member: member.peer_id)
@@ -46,7 +53,8 @@ def test_three_peers_step_as_in_the_simulator_through_a_kill_and_with_a_newcomer
     rosters = dict(sorted({each.round: each.members for member in members for each in member.committed}.items()))
     places = {member.peer_id: place for place, member in enumerate(members)}
     orders = [[places[peer_id] for peer_id in roster] for roster in rosters.values()]
-    outer = simulated(manifest, task, manifest.inner, ROUNDS, orders)[0].outer
+    profiles = [PeerProfile(up_bytes_s=lines.get(member.name, math.inf) * 125_000) for member in members]
+    outer = simulated(manifest, task, manifest.inner, ROUNDS, orders, profiles)[0].outer
     for member in members:
         memory = member.sync.memory
         pairs = zip((memory.anchor, *memory.buffers), (outer.anchor, *outer.buffers), strict=True)

@@ -126,11 +126,12 @@ def drive_lockstep(swarm: TestSwarm, until: Callable[[], bool], timeout_s: float
 
 
 def simulated(
-    manifest: RunManifest, task: LanguageTask, inner: InnerSpec, steps: int, orders: Sequence[Sequence[int]] = ()
-) -> list[Learner]:
-    """Three peers after so many steps; `orders`: of the members of each round, if not ascending."""
+    manifest: RunManifest, task: LanguageTask, inner: InnerSpec, steps: int, orders: Sequence[Sequence[int]] = (),
+    profiles: Sequence[PeerProfile] = (PeerProfile(),) * 3,
+) -> list[Learner]:  # fmt: skip
+    """Three peers after so many steps each, or on average; `orders`: of the members of each round, if not ascending."""
     setup = SimulationSetup(
-        recipe=RunPlan.of(manifest).recipe, inner=inner, profiles=(PeerProfile(),) * 3,
+        recipe=RunPlan.of(manifest).recipe, inner=inner, profiles=tuple(profiles),
         tokens=3 * steps * task.tokens_per_step, seed=manifest.seed, evaluations=1, partitions=(),
     )  # fmt: skip
     simulation = Simulation(setup, task)

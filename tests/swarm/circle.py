@@ -14,6 +14,7 @@ from peer.outer.state.reduced_update import SLICE, ReduceFormat
 from peer.protocol.lineage import Position
 from peer.protocol.manifest import RecipeSpec, RoundSpec
 from peer.protocol.weights import WeightRule
+from peer.swarm.group.allotter import Allotter
 from peer.swarm.group.roster import RosterAuthority
 from peer.swarm.round.exchange import Exchange
 from peer.swarm.round.strategy_choice import strategies_of
@@ -46,7 +47,7 @@ class Seat:
         fragments = self.state.fragments
         self.rosters = RosterAuthority(
             node.identity, RUN, ROUNDS, WeightRule(nominal_tokens=NOMINAL),
-            fragment=lambda round: fragments.turns(round).fragment,
+            allotter=Allotter(recipe, fragments, node.peer_id, tokens_per_s=lambda: self.tokens / 2.0),
         )  # fmt: skip
         self.calls = 0
         self.chain = []

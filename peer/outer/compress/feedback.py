@@ -97,13 +97,16 @@ class Encoder(Undoable[Tuning, Tuning]):
         """
         return self._encode(x, seed, decoded=False)[0]
 
-    def encode_decoded(self, x: Tensor, seed: int) -> Sent:
+    def encode_decoded(self, x: Tensor, seed: int, codec: Codec | None = None) -> Sent:
         """`encode`, and also the decoded vector, which error feedback needs anyway.
+
+        Args:
+            codec: of this payload alone, in place of the encoder's own.
 
         Raises:
             NonFiniteError: see `encode`.
         """
-        payload, decoded = self._encode(x, seed, decoded=True)
+        payload, decoded = self._encode(x, seed, decoded=True, codec=codec)
         assert decoded is not None
         return Sent(payload, decoded)
 
@@ -121,11 +124,11 @@ class Encoder(Undoable[Tuning, Tuning]):
     def _redo(self, undone: Sequence[Tuning]) -> None:
         self._undo(undone)
 
-    def _encode(self, x: Tensor, seed: int, decoded: bool) -> tuple[bytes, Tensor | None]:
+    def _encode(self, x: Tensor, seed: int, decoded: bool, codec: Codec | None = None) -> tuple[bytes, Tensor | None]:
         check_vector(x)
         assert x.numel() == self.numel, f"{x.numel()} values; the encoder is for {self.numel}"
         self._save()
-        codec = self.codec.seeded(seed)
+        codec = (codec or self.codec).seeded(seed)
         try:
             vector = x if self.residual is None else self._accumulate(x, self.residual)
             payload = self._tuned(codec, vector).encode(vector)

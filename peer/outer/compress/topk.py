@@ -10,6 +10,7 @@ from torch import Tensor
 
 from peer.outer.compress.base import (
     Payload,
+    PayloadError,
     Shapes,
     check_length,
     check_vector,
@@ -52,6 +53,17 @@ class TopK:
             block = f"{self.line}" if self.side is None else f"{self.side}x{self.side}"
             return f"top{k}/{block}+{values}"
         return f"dct{self.line}+top{k}/{self.line if self.side is None else self.side**2}+{values}"
+
+    @property
+    def block(self) -> int:
+        """Values of a whole block."""
+        return self.line if self.side is None else self.side**2
+
+    def keeping(self, k: int) -> TopK:
+        """The same, keeping `k` values of each block; raises PayloadError if a block has fewer."""
+        if not 1 <= k <= self.block:
+            raise PayloadError(f"{k} of {self.block} values of a block; must be in [1, {self.block}]")
+        return replace(self, records=replace(self.records, k=k))
 
     @property
     def fixed_size(self) -> bool:

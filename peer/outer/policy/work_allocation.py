@@ -12,8 +12,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from peer.errors import UserError
+from peer.outer.compress.base import Codec
+from peer.outer.compress.topk import TopK
 from peer.outer.numerics.apportion import largest_remainder
+from peer.outer.policy.claims import Claim, lines_of, round_s_of, speeds_of
+from peer.outer.state.wire_format import WireFormat
 from peer.outer.topology.topologies import Links
+
+NO_TIME = 0.01  # of a round: a line that sends a payload in less is as good as any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +35,19 @@ class WorkShares:
     shares: tuple[float, ...]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Allotment:
+    """What each member of a group does of its next round, in roster order; empty where all do the same.
+
+    Attributes:
+        steps: inner steps from the merge of a round to the next contribution.
+        shares: cells of the vector that it reduces; or, of a top-k codec, values that it sends of each block.
+    """
+
+    steps: tuple[int, ...] = ()
+    shares: tuple[int, ...] = ()
+
+
 class WorkAllocator(ABC):
     """Measured speeds -> work of each peer.
 
@@ -38,13 +57,30 @@ class WorkAllocator(ABC):
 
     uneven: ClassVar[bool] = False
 
+    def most_steps(self, steps: int) -> int:
+        """The most of any peer, where the schedule has so many for each."""
+        return steps
+
     def payload_ratios(self, links: Links) -> tuple[float, ...] | None:  # noqa: ARG002
         """Of each peer's payload to the one that the recipe names; None where all are alike."""
         return None
 
-    def compressor(self, expression: str, links: Links, peer: int) -> str:  # noqa: ARG002
-        """The codec of one peer, where the recipe's is `expression`."""
-        return expression
+    def kept(self, links: Links, codec: TopK) -> tuple[int, ...] | None:  # noqa: ARG002
+        """Values that each peer sends of a block; None where all send as many as the codec says."""
+        return None
+
+    def usual(self, codec: Codec) -> Codec:
+        """The codec of a member whose line is like all others."""
+        return codec
+
+    def allot(self, claims: Sequence[Claim], wire: WireFormat, steps: int, tokens_per_step: int) -> Allotment:  # noqa: ARG002
+        """The work of the members of a group, by what all of them hold of each other.
+
+        Args:
+            wire: how the round is written.
+            steps: that the schedule has for it.
+        """
+        return Allotment()
 
     @abstractmethod
     def allocate(
@@ -78,10 +114,23 @@ class TimeBalanced(WorkAllocator):
     slower of its two directions. The shares are those that make the slowest exchange as short as possible, so that
     all peers with a share above 0 exchange in equal time. A peer with v steps per second then makes v (T - exchange)
     steps, or none, with the T for which the steps add up. Both are the root of a piecewise linear function, found
-    exactly instead of by bisection. Steps are whole, so ends differ by up to one step of each peer.
+    exactly instead of by bisection. Steps are whole: what is left goes where it ends first, so that the others do not
+    wait for one step more of a slow peer.
+
+    Attributes:
+        most: times the steps and the share that an even split would have, at most, for any peer. With 2, whatever a
+            peer says takes no more than half of either from the others, where these are two or more.
     """
 
     uneven: ClassVar[bool] = True
+    most: float = 2.0
+
+    def __post_init__(self) -> None:
+        if not self.most >= 1.0:
+            raise UserError(f"most={self.most}: must be at least 1", "1 gives all peers as many steps")
+
+    def most_steps(self, steps: int) -> int:
+        return math.ceil(self.most * steps)
 
     def allocate(
         self, speeds_steps_per_s: Sequence[float], links: Links, total_steps: int, payload_bytes: int
@@ -92,10 +141,21 @@ class TimeBalanced(WorkAllocator):
         shares = [1.0 / count] * count  # with two peers, bytes do not depend on shares
         if count > 2:
             slopes = [rate / (payload_bytes * (count - 2)) for rate in rates]
-            shares = _fill(slopes, [payload_bytes / rate for rate in rates], 1.0)
+            shares = _fill_within(slopes, [payload_bytes / rate for rate in rates], 1.0, self.most / count)
         exchange = [exchange_s(share, count, rate, payload_bytes) for share, rate in zip(shares, rates, strict=True)]
-        quotas = _fill(speeds_steps_per_s, exchange, float(total_steps))
-        return WorkShares(steps=largest_remainder(quotas, total_steps), shares=tuple(shares))
+        most = math.ceil(self.most * total_steps / count)
+        quotas = _fill_within(speeds_steps_per_s, exchange, float(total_steps), float(most))
+        steps = _whole(quotas, exchange, speeds_steps_per_s, total_steps, most)
+        return WorkShares(steps=steps, shares=tuple(shares))
+
+    def allot(self, claims: Sequence[Claim], wire: WireFormat, steps: int, tokens_per_step: int) -> Allotment:
+        speeds = [speed / tokens_per_step for speed in speeds_of(claims)]
+        payload_bytes = sum(wire.contributed_bytes(1, 0))
+        enough = payload_bytes / (NO_TIME * round_s_of(claims))
+        rates = tuple(min(rate, enough) for rate in lines_of(claims).up)
+        work = self.allocate(speeds, Links(up=rates, down=rates), steps * len(claims), payload_bytes)
+        cells = largest_remainder(work.shares, -(-wire.numel // wire.cell))
+        return Allotment(steps=tuple(max(1, own) for own in work.steps), shares=cells)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,9 +176,16 @@ class AdaptiveTopK(EvenSplit):
     def payload_ratios(self, links: Links) -> tuple[float, ...]:
         return tuple(ratio / self.base_ratio for ratio in self.ratios(links))
 
-    def compressor(self, expression: str, links: Links, peer: int) -> str:
-        values = expression.partition("+")[2]
-        return f"top{max(1, round(4096 * self.ratios(links)[peer]))}/4096+{values}"
+    def kept(self, links: Links, codec: TopK) -> tuple[int, ...]:
+        return tuple(max(1, round(codec.block * ratio)) for ratio in self.ratios(links))
+
+    def usual(self, codec: Codec) -> Codec:
+        assert isinstance(codec, TopK), f"{codec.name} is no top-k"
+        return codec.keeping(max(1, round(codec.block * self.base_ratio)))
+
+    def allot(self, claims: Sequence[Claim], wire: WireFormat, steps: int, tokens_per_step: int) -> Allotment:  # noqa: ARG002
+        assert isinstance(wire.codec, TopK), f"{wire.codec.name} is no top-k"
+        return Allotment(shares=self.kept(lines_of(claims), wire.codec))
 
     def ratios(self, links: Links) -> tuple[float, ...]:
         """The fraction of its values that each peer sends; see `ratios`."""
@@ -164,6 +231,31 @@ def _fill(slopes: Sequence[float], offsets: Sequence[float], total: float) -> li
     filled = [max(0.0, slopes[at] * (level - offsets[at])) for at in range(len(slopes))]
     scale = total / math.fsum(filled)
     return [value * scale for value in filled]
+
+
+def _fill_within(slopes: Sequence[float], offsets: Sequence[float], total: float, most: float) -> list[float]:
+    """`_fill`, but none above `most`; the others share what is left."""
+    filled = dict(enumerate(_fill(slopes, offsets, total)))
+    full: list[int] = []
+    while over := [at for at, value in filled.items() if value > most and at not in full]:
+        full += over
+        rest = [at for at in filled if at not in full]
+        if not rest:
+            break
+        again = _fill([slopes[at] for at in rest], [offsets[at] for at in rest], total - most * len(full))
+        filled |= dict(zip(rest, again, strict=True))
+    return [most if at in full else filled[at] for at in range(len(slopes))]
+
+
+def _whole(
+    quotas: Sequence[float], offsets: Sequence[float], speeds: Sequence[float], total: int, most: int
+) -> tuple[int, ...]:
+    """Quotas rounded down, and what is left one by one to the peer that would end first with it."""
+    steps = [math.floor(quota + 1e-6) for quota in quotas]
+    for _ in range(total - sum(steps)):
+        able = (at for at in range(len(steps)) if steps[at] < most)
+        steps[min(able, key=lambda at: round(offsets[at] + (steps[at] + 1) / speeds[at], 9))] += 1
+    return tuple(steps)
 
 
 def _clamp(ratio: float, minimum: float) -> float:

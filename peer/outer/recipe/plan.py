@@ -134,4 +134,5 @@ def wire_format(recipe: Recipe, shapes: Shapes, seed: int, fragment: int = 0) ->
     numel = numel_of(shapes)
     if recipe.exchange == "reduce":
         return ReduceFormat(numel, compressor(recipe.compressor))
-    return GatherFormat(numel, recipe.codec().bind(shapes), recipe.aggregator.shaped(shapes), seed, fragment)
+    codec = recipe.allocator.usual(recipe.codec().bind(shapes))
+    return GatherFormat(numel, codec, recipe.aggregator.shaped(shapes), seed, fragment)

@@ -210,12 +210,14 @@ class Recipe:
 
         Where peers call for rounds it is what the gradient norm is smoothed over.
         """
-        return self.schedule.smoothing if isinstance(self.schedule, GradientChange) else self.rounds.longest(rounds)
+        if isinstance(self.schedule, GradientChange):
+            return self.schedule.smoothing
+        return self.allocator.most_steps(self.rounds.longest(rounds))
 
     @property
     def fewest_steps(self) -> int:
         """Inner steps from one round of a swarm to the next, at least."""
-        if isinstance(self.schedule, GradientChange):
+        if isinstance(self.schedule, GradientChange) or self.allocator.uneven:
             return 1
         shortest = self.rounds.length(1)
         return min(shortest, self.schedule.steps) if isinstance(self.schedule, Every) else shortest

@@ -94,7 +94,7 @@ def missing_on_a_swarm(recipe: Recipe) -> list[tuple[str, str]]:
             "wait, as rounds.straggler_wait_s says; quorum, of deltas; backup, of parameters; "
             "compute-timeout, of gradients",
         ): waits,
-        ("allocator", "even"): recipe.allocator == EvenSplit(),
+        ("allocator", "even"): recipe.allocator == EvenSplit() or not gossips,
     }
     return [key for key, can in able.items() if not can]
 

@@ -152,9 +152,16 @@ class FlatLayout:
 
 
 @lru_cache(maxsize=256)  # auditors ask for every round since a reducer came
-def shards_of(numel: int, count: int, block: int) -> tuple[tuple[int, int], ...]:
-    """[start, stop) of each of the shards that so many members reduce; whole cells, as `partition` cuts them."""
-    return partition(numel, count, cell_of(numel, block))
+def shards_of(numel: int, count: int, block: int, cells: tuple[int, ...] = ()) -> tuple[tuple[int, int], ...]:
+    """[start, stop) of each of the shards that so many members reduce; whole cells, as `partition` cuts them.
+
+    Args:
+        cells: of each shard, where they are not as equal as they can be; all cells there are.
+    """
+    cell = cell_of(numel, block)
+    if not cells:
+        return partition(numel, count, cell)
+    return tuple(itertools.pairwise(min(at * cell, numel) for at in itertools.accumulate(cells, initial=0)))
 
 
 def cell_of(numel: int, block: int) -> int:

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate, pairwise
 
 from torch import Tensor
 
 from peer.outer.aggregate.base import Aggregator
 from peer.outer.compress.base import Codec, NonFiniteError, Payload, PayloadError, check_length
 from peer.outer.compress.feedback import Encoder, ErrorFeedback
+from peer.outer.compress.topk import TopK
 from peer.outer.math.aggregation import COSINE_SAMPLE, Aggregation
 from peer.outer.math.source import Source
 from peer.outer.math.step import Decoded
@@ -58,11 +60,12 @@ class WholeSender(Sender):
         self._written = written
         self.residual = Encoder(written.codec, feedback, written.numel)
 
-    def encode(self, source: Source, start: int, stop: int, round: int) -> Payload:
+    def encode(self, source: Source, start: int, stop: int, round: int, share: int = 0) -> Payload:
         assert (start, stop) == (0, source.numel), f"[{start}, {stop}) is not the whole of {source.numel}"
         seed = self._written.seed_at(round)
         try:
-            payload, self.received = self.residual.encode_decoded(source.read(start, stop), seed)
+            codec = self._written.keeping(share)
+            payload, self.received = self.residual.encode_decoded(source.read(start, stop), seed, codec)
         except NonFiniteError:
             raise NonFiniteError("local parameters hold NaN or infinity") from None
         return payload
@@ -78,6 +81,7 @@ class GatherFormat(WireFormat):
         aggregator: what every member makes of the payloads, in roster order.
         seed: the run's; of what is random in a codec.
         fragment: that the vector is.
+        shares: values that each member sends of a block; none: as many as the codec says.
     """
 
     numel: int
@@ -85,6 +89,22 @@ class GatherFormat(WireFormat):
     aggregator: Aggregator
     seed: int = 0
     fragment: int = 0
+    shares: tuple[int, ...] = ()
+
+    def among(self, shares: Sequence[int]) -> GatherFormat:
+        for share in shares:
+            self.keeping(share)
+        if shares and isinstance(self.codec, TopK) and sum(shares) > len(shares) * (self.codec.records.k + 1):
+            raise PayloadError(f"{sum(shares)} values of a block in all; {len(shares)} members may not send so many")
+        return replace(self, shares=tuple(shares)) if shares else self
+
+    def keeping(self, share: int) -> Codec:
+        """The codec of a member; raises PayloadError if it cannot send so many values."""
+        if not share:
+            return self.codec
+        if not isinstance(self.codec, TopK):
+            raise PayloadError(f"{self.codec.name} sends no number of values of a block")
+        return self.codec.keeping(share)
 
     @property
     def exact(self) -> bool:  # type: ignore[override]
@@ -93,15 +113,19 @@ class GatherFormat(WireFormat):
 
     @property
     def wire_bytes(self) -> int:
-        """Of one payload, at most."""
+        """Of one payload, at most, where all members send alike."""
         return self.codec.wire_bytes(self.numel)
+
+    def bytes_of(self, place: int) -> int:
+        """Of that member's payload, at most."""
+        return self.keeping(self.share(place)).wire_bytes(self.numel)
 
     def seed_at(self, round: int) -> int:
         """Of the codec, for the round that carries a state of `round` rounds on."""
         return round_seed(self.seed, self.fragment, round + 1)
 
     def broadcast_bytes(self, members: int, place: int) -> list[int]:  # noqa: ARG002
-        full, rest = divmod(self.wire_bytes, SLICE_BYTES)
+        full, rest = divmod(self.bytes_of(place), SLICE_BYTES)
         return [SLICE_BYTES] * full + ([rest] if rest else [])
 
     def sender(self, feedback: ErrorFeedback | None) -> WholeSender:
@@ -112,10 +136,11 @@ class GatherFormat(WireFormat):
         known: Mapping[int, Tensor] = NOTHING,
     ) -> Gathered:  # fmt: skip
         """See `WireFormat.update`: every payload is decoded, and all are aggregated."""
-        codec = self.codec.seeded(self.seed_at(round))
+        seed = self.seed_at(round)
         aggregation = Aggregation(self.aggregator, weights, stride=max(1, -(-self.numel // COSINE_SAMPLE)))
         contributions = [
-            partial(self._decoded, codec, payload, known.get(place)) for place, payload in enumerate(payloads)
+            partial(self._decoded, self.keeping(self.share(place)).seeded(seed), payload, known.get(place))
+            for place, payload in enumerate(payloads)
         ]
         return Gathered(aggregation.aggregate(contributions, self.numel), tuple(payloads), aggregation, self.exact)
 
@@ -123,17 +148,17 @@ class GatherFormat(WireFormat):
         self, codec: Codec, payload: Payload, known: Tensor | None, start: int, stop: int, room: Tensor | None  # noqa: ARG002
     ) -> Tensor:
         if self.exact:
-            check_length(payload, self.wire_bytes, codec.name, self.numel)
+            check_length(payload, codec.wire_bytes(self.numel), codec.name, self.numel)
         return codec.decode(payload, self.numel) if known is None else known
 
     def split(self, payload: Payload, weights: Sequence[int], round: int) -> Gathered:
-        size, members = self.wire_bytes, len(weights)
+        members, view = len(weights), memoryview(payload)
         if not self.exact:
-            return self.update(self._cut(memoryview(payload), members), weights, round)
-        if len(payload) != size * members:
-            raise PayloadError(f"{members} payloads of {self.numel} values are {len(payload)} bytes; {size} each")
-        view = memoryview(payload)
-        return self.update([view[at : at + size] for at in range(0, len(view), size)], weights, round)
+            return self.update(self._cut(view, members), weights, round)
+        ends = list(accumulate(map(self.bytes_of, range(members)), initial=0))
+        if len(payload) != ends[-1]:
+            raise PayloadError(f"{members} payloads of {self.numel} values are {len(view)} bytes; must be {ends[-1]}")
+        return self.update([view[start:end] for start, end in pairwise(ends)], weights, round)
 
     def _cut(self, view: memoryview, members: int) -> list[Payload]:
         """The payloads of so many members, each after its length."""
@@ -150,7 +175,7 @@ class GatherFormat(WireFormat):
         return found
 
     def update_bytes(self, members: int) -> int:
-        return (self.wire_bytes + (0 if self.exact else LENGTH_BYTES)) * members
+        return sum(self.bytes_of(place) + (0 if self.exact else LENGTH_BYTES) for place in range(members))
 
 
 def round_seed(seed: int, fragment: int, round: int) -> int:

@@ -115,14 +115,17 @@ class OuterState:
         anchor = self.anchor[part.start : part.stop] if self.rate is None else None
         return Source(local[: part.stop - part.start], anchor)
 
-    def split_update(self, payload: Payload, weights: Sequence[int], round: int | None = None) -> AnyUpdate:
+    def split_update(
+        self, payload: Payload, weights: Sequence[int], round: int | None = None, shares: Sequence[int] = ()
+    ) -> AnyUpdate:
         """The update that a donor sent, of members with these weights; raises as `WireFormat.split`.
 
         Args:
             round: rounds of the state that it carried on, if that is not this one as it is.
+            shares: of the members, where they did not all do the same.
         """
         part = self.part if round is None else self.fragments.at(round)
-        return part.wire.split(payload, weights, part.rounds)
+        return part.wire.among(shares).split(payload, weights, part.rounds)
 
     def check(self, update: AnyUpdate) -> None:
         """Refuse an update that must not be committed, since it could carry the state beyond fp32's range.

@@ -61,6 +61,7 @@ class Update(ConcatenatedPayloads):
         numel: elements P in all.
         compressor: the codec that wrote every slice.
         elements: of a slice; a payload is those of its slices, one after the other.
+        shares: cells of each shard, where they are not alike.
 
     Raises:
         PayloadError: at construction, for no payloads.
@@ -71,6 +72,7 @@ class Update(ConcatenatedPayloads):
     numel: int
     compressor: Compressor
     elements: int = SLICE
+    shares: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.payloads:
@@ -88,7 +90,7 @@ class Update(ConcatenatedPayloads):
     @cached_property
     def bounds(self) -> tuple[tuple[int, int], ...]:
         """[start, stop) of each shard, in elements."""
-        return shards_of(self.numel, len(self.payloads), self.compressor.block)
+        return shards_of(self.numel, len(self.payloads), self.compressor.block, self.shares)
 
     def decode_range(self, start: int, stop: int) -> Tensor:
         """Elements [start, stop) of D as fp32 [stop - start]; both multiples of the block, or stop == numel.
@@ -134,7 +136,7 @@ class ShardSender(Sender):
         self._codec = codec
         self.residual = None if feedback is None else DeferredResidual(feedback, numel)
 
-    def encode(self, source: Source, start: int, stop: int, round: int) -> Payload:  # noqa: ARG002
+    def encode(self, source: Source, start: int, stop: int, round: int, share: int = 0) -> Payload:  # noqa: ARG002
         return source.encode(self._codec, start, stop, self.residual)
 
 
@@ -145,17 +147,27 @@ class ReduceFormat(WireFormat):
         numel: elements of the vector.
         codec: of a slice.
         elements: of a slice.
+        shares: cells that each member reduces; none: all alike.
     """
 
     codec: Compressor
 
-    def __init__(self, numel: int, codec: Compressor, elements: int = SLICE) -> None:
+    def __init__(
+        self, numel: int, codec: Compressor, elements: int = SLICE, shares: tuple[int, ...] = ()
+    ) -> None:
         assert TILE_ELEMENTS % codec.block == 0, f"tiles of {TILE_ELEMENTS} do not hold whole blocks of {codec.block}"
         assert elements % codec.block == 0, f"slices of {elements} cut blocks of {codec.block}"
         self.numel, self.codec, self.elements, self.cell = numel, codec, elements, cell_of(numel, codec.block)
+        self.shares = shares
+
+    def among(self, shares: Sequence[int]) -> ReduceFormat:
+        cells = -(-self.numel // self.cell)
+        if shares and sum(shares) != cells:
+            raise PayloadError(f"shards of {sum(shares)} cells in all; the vector has {cells}")
+        return ReduceFormat(self.numel, self.codec, self.elements, tuple(shares)) if shares else self
 
     def bounds(self, members: int) -> Sequence[tuple[int, int]]:
-        return shards_of(self.numel, members, self.codec.block)
+        return shards_of(self.numel, members, self.codec.block, self.shares)
 
     def slices(self, members: int, place: int) -> Sequence[tuple[int, int]]:
         return list(tile_ranges(*self.bounds(members)[place], 1, self.elements))
@@ -182,7 +194,7 @@ class ReduceFormat(WireFormat):
         self, payloads: Sequence[Payload], weights: Sequence[int], round: int,  # noqa: ARG002
         known: Mapping[int, Tensor] = NOTHING,  # noqa: ARG002
     ) -> Update:  # fmt: skip
-        return Update(tuple(payloads), self.numel, self.codec, self.elements)
+        return Update(tuple(payloads), self.numel, self.codec, self.elements, self.shares)
 
     def split(self, payload: Payload, weights: Sequence[int], round: int) -> Update:
         members = len(weights)

@@ -54,8 +54,11 @@ class Sender(ABC):
     residual: Undoable[Any, Any] | None
 
     @abstractmethod
-    def encode(self, source: Source, start: int, stop: int, round: int) -> Payload:
+    def encode(self, source: Source, start: int, stop: int, round: int, share: int = 0) -> Payload:
         """The payload of elements [start, stop), in the round that carries a state of `round` rounds on.
+
+        Args:
+            share: this peer's own, where members do not all do the same.
 
         Raises:
             NonFiniteError: see `Source.encode`.
@@ -72,12 +75,26 @@ class WireFormat(ABC):
         codec: of each slice, or of the whole vector.
         exact: whether a payload is exactly as long as is said here; else that is the most.
         cell: elements of what shards are made of whatever the number of members, and what residuals are signed by.
+        shares: of the members, where they do not all do the same.
     """
 
     numel: int
     codec: Codec
     exact = True
     cell = 1
+    shares: tuple[int, ...] = ()
+
+    @abstractmethod
+    def among(self, shares: Sequence[int]) -> WireFormat:
+        """The same in a round whose members do not all do the same; raises PayloadError if they cannot do that.
+
+        Args:
+            shares: see `Member.share`, in roster order; none: all do the same.
+        """
+
+    def share(self, place: int) -> int:
+        """Of that member; 0 where all do the same."""
+        return self.shares[place] if self.shares else 0
 
     def bounds(self, members: int) -> Sequence[tuple[int, int]]:
         """[start, stop) of the shard that each member reduces; empty where none does."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from peer.outer.compress.feedback import Encoder
-from peer.outer.compress.registry import codec
+from peer.outer.compress.topk import TopK
 from peer.outer.policy.local_rules import Spider
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.state.own_part import OwnPart
@@ -64,11 +64,10 @@ class LearnerFactory:
     def encoders(self, index: int) -> list[Encoder]:
         """Of one peer, one per fragment, with empty residuals."""
         encoders, recipe = [], self._recipe
-        expression = recipe.allocator.compressor(recipe.compressor, links_of(self._profiles), index)
         for fragment, length in enumerate(self._sync.lengths):
             own = self._sync.codecs[fragment]
-            if expression != recipe.compressor:
-                own = codec(expression).bind(self._sync.shapes[fragment])
+            if isinstance(own, TopK) and (kept := recipe.allocator.kept(links_of(self._profiles), own)) is not None:
+                own = own.keeping(kept[index])
             encoders.append(Encoder(own, recipe.feedback, length, revertible=self._revertible))
         return encoders
 

@@ -16,6 +16,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from peer.outer.policy.claims import UNLIMITED_BYTES_S
 from peer.outer.topology.topologies import Links
 from peer.sim.world.scenario import PeerProfile
 
@@ -24,7 +25,6 @@ Floats = NDArray[np.float64]
 SEGMENT_BYTES = 1460                # TCP payload of one 1500-byte packet over IPv4
 MATHIS_CONSTANT = math.sqrt(3 / 2)  # periodic loss, every packet acknowledged; delayed acknowledgements: sqrt(3/4)
 STREAMS = 1                         # libp2p carries all streams between two peers over one TCP connection
-UNLIMITED_BYTES_S = 1e15
 
 
 def effective_rate(sender: PeerProfile, receiver: PeerProfile, streams: int = STREAMS) -> float:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from peer.outer.state.outer_state import OuterState
 from peer.protocol import hashing
-from peer.protocol.lineage import Certificate, Link
+from peer.protocol.lineage import Certificate, Link, shares_of
 from peer.protocol.records import parse_json
 from peer.protocol.tokenizer_spec import TokenizerFile
 from peer.protocol.wire import MAX_MESSAGE_BYTES, HistoryRequest, Kind, SnapshotMeta
@@ -88,8 +88,8 @@ class DonorRequests:
 
     async def update(self, donor: str, certificate: Certificate, state: OuterState) -> bytearray | None:
         """The certified update; None if the donor does not have it."""
-        digest = certificate.link.update_digest
-        limit = state.fragments.at(certificate.link.round).wire.update_bytes(len(certificate.link.roster))
+        digest, roster = certificate.link.update_digest, certificate.link.roster
+        limit = state.fragments.at(certificate.link.round).wire.among(shares_of(roster)).update_bytes(len(roster))
         request = HistoryRequest(what="update", run_id=self._run_id, digest=digest)
         payload = await self._content(donor, request, limit)
         if not payload:

@@ -15,7 +15,7 @@ from peer.outer.compress.base import NonFiniteError
 from peer.outer.state.outer_state import state_digest
 from peer.outer.state.wire_format import AnyUpdate
 from peer.protocol.chain import extended, id_of, shared_links, tally_of
-from peer.protocol.lineage import Certificate, Link, RosterLimits
+from peer.protocol.lineage import Certificate, Link, RosterLimits, shares_of
 from peer.protocol.wire import GossipState, SnapshotMeta
 from peer.swarm.catchup.chain_scout import check_links
 from peer.swarm.catchup.chunk_download import DONORS_AT_ONCE, CatchUpError, ChunkDownload, Distrust
@@ -161,7 +161,7 @@ class HistoryClient:
                 return count
             weights = [member.tokens for member in link.roster]
             try:
-                update = await asyncio.to_thread(state.split_update, payload, weights)
+                update = await asyncio.to_thread(state.split_update, payload, weights, None, shares_of(link.roster))
                 await asyncio.to_thread(state.check, update)
             except ProtocolError:
                 raise

@@ -14,7 +14,7 @@ from peer.errors import ProtocolError
 from peer.outer.round import Group, RoundAborted
 from peer.protocol.lineage import heavier
 from peer.protocol.records import parse_json
-from peer.protocol.wire import MAX_MESSAGE_BYTES, JoinMessage, Kind, RejectMessage, StatusMessage
+from peer.protocol.wire import MAX_MESSAGE_BYTES, MAX_ROSTER_BYTES, JoinMessage, Kind, RejectMessage, StatusMessage
 from peer.swarm.group.invites import LAST_CALL, Invites
 from peer.swarm.group.leader import wait_for
 from peer.swarm.group.lobby import join_name
@@ -30,7 +30,7 @@ from peer.system.clock import Clock
 
 log = logging.getLogger(__name__)
 MAX_WASTEFUL = 256  # leaders that are remembered
-_ANSWERS = dict.fromkeys((Kind.STATUS, Kind.ROSTER, Kind.REJECT), MAX_MESSAGE_BYTES)
+_ANSWERS = dict.fromkeys((Kind.STATUS, Kind.REJECT), MAX_MESSAGE_BYTES) | {Kind.ROSTER: MAX_ROSTER_BYTES}
 
 
 class Follower:

@@ -10,6 +10,7 @@ from typing import Annotated
 from pydantic import Field
 
 from peer.errors import ProtocolError
+from peer.outer.policy.work_allocation import Allotment
 from peer.outer.round import Group
 from peer.protocol.identity import Identity
 from peer.protocol.identity_work import NO_WORK, IdentityWork
@@ -18,9 +19,11 @@ from peer.protocol.manifest import RoundSpec, Spec
 from peer.protocol.records import dump_json, open_sealed, parse_json, seal
 from peer.protocol.weights import WeightRule
 from peer.protocol.wire import JoinMessage, group_id
+from peer.swarm.group.allotter import Allotter
 
 JOIN_DOMAIN = "join"
 NONCE_BYTES = 8
+_OWN = ("tokens", "nonce", "work", "speed", "up", "seen")  # of a join: what may differ among the members of a round
 Joins = list[tuple[str, JoinMessage]]
 
 
@@ -42,7 +45,7 @@ class RosterAuthority:
         run_id, rounds: the run, its group limits and waiting times.
         seen: in how many rounds of the lineage that this peer is on each peer was.
         work: what the run asks of identities.
-        fragment: (rounds before) -> the fragment that a round is of.
+        allotter: the fragment that a round is of, and what each member does of it.
     """
 
     def __init__(
@@ -53,10 +56,11 @@ class RosterAuthority:
         rule: WeightRule,
         seen: Callable[[], Mapping[str, int]] = dict,
         work: IdentityWork = NO_WORK,
-        fragment: Callable[[int], int] = lambda _: 0,
+        allotter: Allotter | None = None,
     ) -> None:
         self._identity, self.run_id, self.rounds = identity, run_id, rounds
-        self._rule, self._seen, self._work, self._fragment = rule, seen, work, fragment
+        self._rule, self._seen, self._work, self._allotter = rule, seen, work, allotter
+        self._fragment = allotter.fragment if allotter is not None else lambda _: 0
 
     def rounds_of(self, peer_id: str) -> int:
         """In how many rounds of this lineage that peer was."""
@@ -91,6 +95,7 @@ class RosterAuthority:
             run_id=self.run_id, fragment=self._fragment(position.round), round=position.round,
             parent=position.lineage_id, tokens=tokens, group=group,
             nonce=secrets.token_hex(NONCE_BYTES), work=self._work.nonce,
+            **(self._allotter.claims(group) if self._allotter is not None else {}),
         )  # fmt: skip
         return join, seal(self._identity, JOIN_DOMAIN, dump_json(join))
 
@@ -112,11 +117,17 @@ class RosterAuthority:
             raise ProtocolError(f"{remote} wants fragment {join.fragment} of round {join.round}, which does not exist")
         return join
 
-    def write(self, joins: dict[str, tuple[bytes, JoinMessage]], parent: str) -> tuple[RosterMessage, Group]:
-        """The roster of these members (peer id -> sealed join, join), in its order, and its group."""
+    def write(
+        self, joins: dict[str, tuple[bytes, JoinMessage]], parent: str, shares: Sequence[int] | None = None
+    ) -> tuple[RosterMessage, Group]:
+        """The roster of these members (peer id -> sealed join, join), in its order, and its group.
+
+        Args:
+            shares: of the members, in that order, where they follow from the round before.
+        """
         order = sorted(joins, key=lambda peer_id: roster_key(parent, peer_id))
         message = RosterMessage(joins=tuple(joins[peer_id][0].hex() for peer_id in order))
-        return message, self._group([(peer_id, joins[peer_id][1]) for peer_id in order])
+        return message, self._group([(peer_id, joins[peer_id][1]) for peer_id in order], shares)
 
     def read(self, body: bytes, sealed: bytes, mine: JoinMessage, leader: str) -> Group:
         """The group of a roster that `leader` sent; raises ProtocolError unless every rule holds."""
@@ -144,19 +155,32 @@ class RosterAuthority:
             raise ProtocolError("members twice or out of order")
         for peer_id, join in joins:
             self._check_work(peer_id, join)
-            if join.model_copy(update={"tokens": mine.tokens, "nonce": mine.nonce, "work": mine.work}) != mine:
+            if join.model_copy(update={name: getattr(mine, name) for name in _OWN}) != mine:
                 raise ProtocolError(f"the join of {peer_id} is for another round")
 
     def _check_work(self, peer_id: str, join: JoinMessage) -> None:
         if not self._work.shown(peer_id, join.work):
             raise ProtocolError(f"{peer_id} has not done the work of {self._work.bits} bits that this run asks for")
 
-    def _group(self, joins: Joins) -> Group:
+    def saw(self, bytes_s: Mapping[str, float]) -> None:
+        """How fast the frames of each other member came in a round of a persistent group; 0: too few to say."""
+        if self._allotter is not None:
+            self._allotter.saw(bytes_s)
+
+    def allot(self, group: Group, round: int) -> Allotment:
+        """What each member of a group does of the round that follows `round` rounds, in its present order."""
+        joins = list(zip((member.peer_id for member in group.members), group.joins, strict=True))
+        return self._allotter.of(joins, round) if self._allotter is not None else Allotment()
+
+    def _group(self, joins: Joins, shares: Sequence[int] | None = None) -> Group:
+        if shares is None and self._allotter is not None:
+            shares = self._allotter.of(joins, joins[0][1].round).shares
         peer_ids = [peer_id for peer_id, _ in joins]
         weights = self._rule.weigh([(peer_id, join.tokens) for peer_id, join in joins], self._seen())
         members = tuple(
-            Member(peer_id=peer_id, tokens=tokens) for peer_id, tokens in zip(peer_ids, weights, strict=True)
+            Member(peer_id=peer_id, tokens=tokens, share=share)
+            for peer_id, tokens, share in zip(peer_ids, weights, shares or [0] * len(joins), strict=True)
         )
         index = peer_ids.index(self._identity.peer_id)
         identifier = group_id([join for _, join in joins], peer_ids)
-        return Group(identifier, joins[index][1], members, index)
+        return Group(identifier, joins[index][1], members, index, tuple(join for _, join in joins))

@@ -22,6 +22,7 @@ from peer.swarm.catchup.checkpoint_exchange import CheckpointExchange
 from peer.swarm.catchup.fork_choice import ForkChoice
 from peer.swarm.catchup.late_commits import NoAnswerError, find_continuation
 from peer.swarm.catchup.newest_checkpoint import NewestCheckpoint
+from peer.swarm.group.allotter import Allotter
 from peer.swarm.group.matchmaking import Matchmaker
 from peer.swarm.group.roster import RosterAuthority
 from peer.swarm.lineage.retry import RetryPolicy
@@ -42,10 +43,13 @@ class LineageRounds(RoundLoop[StateStore]):
         node, directory, plan = context.node, context.directory, context.plan
         manifest, recipe, rule = plan.manifest, plan.recipe, plan.weight_rule
         super().__init__(context, store, called=recipe.votes is not None)
-        rosters = RosterAuthority(
-            node.identity, manifest.run_id, manifest.rounds, rule, lambda: store.history.seen, context.work,
-            recipe.fragment_of,
+        allotter = Allotter(
+            recipe, store.state.fragments, node.peer_id, manifest.tokens_per_step, lambda: self.slot.tokens_per_s,
+            node.line.up_bytes_s if node.line is not None else 0.0,
         )  # fmt: skip
+        self._rosters = rosters = RosterAuthority(
+            node.identity, manifest.run_id, manifest.rounds, rule, lambda: store.history.seen, context.work, allotter
+        )
         self._guard = guard_of(node, directory, rosters, recipe, store, self)
         tokens_between = recipe.fewest_steps * manifest.tokens_per_step
         self._matchmaker = Matchmaker(node, directory, rosters, self, recipe.straggler, tokens_between)
@@ -292,7 +296,9 @@ class LineageRounds(RoundLoop[StateStore]):
         await self.store.apply(update, certificate, due.sequence)
         self._staleness.count(self.store.state.round)
         self._matchmaker.committed(group)
-        self.slot.announce_anchor(due.sequence, certificate.link.fragment)
+        allotted = self._rosters.allot(group, self.store.state.round).steps
+        steps = allotted[group.index] if allotted else None
+        self.slot.announce_anchor(due.sequence, certificate.link.fragment, steps)
 
     async def release(self, group: Group, abort: RoundAborted | None) -> None:
         ends = self.leaving or self.finished or self._asynchronous  # a group that stays waits for all

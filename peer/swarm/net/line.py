@@ -90,6 +90,9 @@ class Line:
     Args:
         folder: where the month's traffic is kept.
         wall: unix seconds.
+
+    Attributes:
+        up_bytes_s: that it may send; 0: without a limit.
     """
 
     def __init__(
@@ -100,6 +103,7 @@ class Line:
         self._hours = ActiveHours.parse(limits.hours) if limits.hours else None
         self.month = Month(folder / FILE_NAME, limits.monthly_gb * BYTES_PER_GB, wall) if limits.monthly_gb else None
         self._up = Bucket(limits.up_mbit * BITS_PER_MBIT / 8, clock) if limits.up_mbit else None
+        self.up_bytes_s = limits.up_mbit * BITS_PER_MBIT / 8 if limits.up_mbit else 0.0
         self._down = Bucket(limits.down_mbit * BITS_PER_MBIT / 8, clock) if limits.down_mbit else None
 
     @property

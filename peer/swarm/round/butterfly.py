@@ -59,7 +59,7 @@ class ButterflyAllReduce(ExchangeStrategy):
         self.say_what_is_borne(members)
         lost, residual = self._lost_in_reducing, None
         if lost is not None:
-            residual = await self.compute(lost.begin, *self.wire.bounds(members)[buffers.me], keep)
+            residual = await self.compute(lost.begin, *buffers.wire.bounds(members)[buffers.me], keep)
         aggregation = Aggregation(self._aggregator, [member.tokens for member in group.members])
         leaves, outputs = {peer_id: Leaves() for peer_id in buffers.order}, Leaves()
 

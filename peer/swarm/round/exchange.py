@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from peer.outer.round import Due, Exchanged, Group, RoundAborted
 from peer.outer.state.outer_state import OuterState
-from peer.protocol.lineage import VOTE_DOMAIN, Certificate, Link, Position
+from peer.protocol.lineage import VOTE_DOMAIN, Certificate, Link, Position, shares_of
 from peer.protocol.wire import AbortMessage, Kind, VoteMessage
 from peer.swarm.group.roster import RosterAuthority, roster_key
 from peer.swarm.net.node import Node
@@ -119,7 +119,7 @@ class Exchange:
             raise self._gives_up(persistent, abort, buffers.late_joins(self._clock()))
         joins = {peer_id: future.result() for peer_id, future in waiting.items()}
         joins[self._node.peer_id] = sealed, join
-        _, group = self._rosters.write(joins, position.lineage_id)
+        _, group = self._rosters.write(joins, position.lineage_id, buffers.wire.shares)
         buffers.joins = {peer_id: blob for peer_id, (blob, _) in joins.items()}
         buffers.seat(group)
         self._observer.joined(persistent, position.round, buffers)
@@ -144,7 +144,8 @@ class Exchange:
         return exchanged
 
     async def _exchange(self, buffers: RoundBuffers, group: Group, due: Due, state: OuterState) -> Exchanged:
-        contribute, keep = self._strategy.contribution(due, state), self._observer.begins(buffers)
+        contribute = self._strategy.contribution(due, state, buffers.share)
+        keep = self._observer.begins(buffers)
         produce = self._strategy.produce(buffers, group, contribute, keep, self._observer.reduced)
         producing = asyncio.ensure_future(produce)
         signed = [inbox.signed for inbox in buffers.inboxes.values()]
@@ -286,7 +287,8 @@ class Exchange:
         await self.dissolve(RoundAborted("match", "another group has formed"))
         self._strategy = self._strategies(state.round)
         order = tuple(member.peer_id for member in group.members)
-        buffers = RoundBuffers(order, group.index, self._strategy.wire, group, self._pool.lend)
+        wire = self._strategy.wire.among(shares_of(group.members))
+        buffers = RoundBuffers(order, group.index, wire, group, self._pool.lend)
         self._pool.wake(buffers.wire_bytes)
         open_join = partial(self._rosters.open_join, group=group.id)
         persistent = PersistentGroup(buffers, group.id, open_join, self, self._node.timing)
@@ -298,10 +300,18 @@ class Exchange:
     def _advance(self, persistent: PersistentGroup, before: RoundBuffers, position: Position) -> None:
         """The same members, in the order of the next round."""
         order = tuple(sorted(before.order, key=lambda peer_id: roster_key(position.lineage_id, peer_id)))
-        wire = self._strategies(position.round).wire
+        wire = self._strategies(position.round).wire.among(self._shares(before, order, position))
         buffers = RoundBuffers(order, order.index(self._node.peer_id), wire, lend=before.lend)
         buffers.senders = before.senders  # what is still being sent comes first
         persistent.advance(buffers, position)
+
+    def _shares(self, before: RoundBuffers, order: Sequence[str], position: Position) -> list[int]:
+        """Of these members in the round at this position, by what all of them hold: the joins of the round before."""
+        assert before.group is not None
+        self._rosters.saw({peer_id: inbox.bytes_s for peer_id, inbox in before.inboxes.items()})
+        shares = self._rosters.allot(before.group, position.round).shares
+        of_each = dict(zip(before.order, shares, strict=True)) if shares else {}
+        return [of_each[peer_id] for peer_id in order if of_each]
 
     def _send(
         self,
@@ -312,5 +322,5 @@ class Exchange:
         first: tuple[Kind, bytes] | None,
     ) -> None:
         """Start a sender to each other member."""
-        contribute = self._strategy.contribution(due, state)
+        contribute = self._strategy.contribution(due, state, buffers.share)
         start_senders(buffers, self._strategy, contribute, partial(self.group_streams.stream_to, persistent), first)

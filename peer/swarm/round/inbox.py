@@ -19,6 +19,9 @@ from peer.swarm.round.signatures import ReducedShards, sitting_of
 from peer.swarm.runtime.buffer_pool import Lend, blank
 from peer.swarm.runtime.futures import deliver, fail, has_come
 
+MEASURED_BYTES = 1 << 16  # of a frame whose time says how fast a line is
+SHORTEST_S = 1e-3
+
 
 class Inbox:
     """What one other member sends in one round: futures that hold the bytes, of the right number, or why they never
@@ -53,6 +56,7 @@ class Inbox:
         self.counts = dict.fromkeys((Kind.CONTRIBUTION, Kind.SEAL_SENT, Kind.REDUCED, Kind.SEAL_REDUCED), 0)
         self._contributed_sizes, self._reduced_sizes, self._lend = tuple(contributed_sizes), tuple(reduced_sizes), lend
         self.lengths, self._exact = list[int](), exact
+        self._measured_bytes, self._measured_s = 0, 0.0
 
     async def fill(self, stream: FrameStream) -> None:
         """Read one round from the stream: slices of both kinds, each kind in order and then signed; then the vote.
@@ -60,9 +64,10 @@ class Inbox:
         Raises:
             ProtocolError, StreamClosedError, RoundAborted: nothing more comes; the caller tells the futures.
         """
-        counts, position, body = self.counts, 0, memoryview(b"")
+        counts, position, body, clock = self.counts, 0, memoryview(b""), asyncio.get_running_loop().time
         while not (counts[Kind.SEAL_SENT] and counts[Kind.SEAL_REDUCED]):
             kind, length = await self._next(stream)
+            began = clock()
             if kind is Kind.REDUCED:
                 body = body or self._lend(sum(self._reduced_sizes))  # not before: the last round's may still be in use
                 await stream.receive_body(body[position : position + length])
@@ -72,8 +77,16 @@ class Inbox:
                 content = blank(length)
                 await stream.receive_body(content)
                 self._deliver(kind, content, body[:position])
+            if length >= MEASURED_BYTES:
+                self._measured_bytes += length
+                self._measured_s += clock() - began
             counts[kind] += 1
         await self._fill_vote(stream)
+
+    @property
+    def bytes_s(self) -> float:
+        """At which its frames came, from header to end: what it waited for between them does not count. 0: too few."""
+        return self._measured_bytes / max(self._measured_s, SHORTEST_S)
 
     def _deliver(self, kind: Kind, content: memoryview, body: memoryview) -> None:
         if kind is Kind.CONTRIBUTION:
@@ -194,6 +207,11 @@ class RoundBuffers:
         """All have joined: the round is that of this group."""
         self.group = group
         self.sitting.set_result(sitting_of(group))
+
+    @property
+    def share(self) -> int:
+        """This peer's own; 0 where all members do the same."""
+        return self.wire.share(self.me)
 
     def slices(self, index: int) -> Sequence[tuple[int, int]]:
         """The slices that are sent to that member alone, in elements."""

@@ -28,7 +28,7 @@ from peer.protocol.statements import DIGEST_BYTES, leaf_of, path_of, residual_of
 
 log = logging.getLogger(__name__)
 Chain = Callable[[], Sequence[Certificate]]
-Bounds = Callable[[int], Sequence[tuple[int, int]]]
+ShardOf = Callable[[Link, int], tuple[int, int]]
 
 
 class Origin(NamedTuple):
@@ -40,14 +40,14 @@ class Origin(NamedTuple):
 
 
 def origins(
-    chain: Sequence[Certificate], reducer: str, since: int, start: int, stop: int, bounds: Bounds, fragment: int = 0
+    chain: Sequence[Certificate], reducer: str, since: int, start: int, stop: int, shard: ShardOf, fragment: int = 0
 ) -> list[Origin]:
     """Where a reducer has its residual of [start, stop) from, in order.
 
     Args:
         chain: what was committed before the round in question.
         since: the round before which it was zero.
-        bounds: [start, stop) of each shard, for so many members; whole cells, as start and stop are.
+        shard: (link, place) -> [start, stop) of what that member reduced; whole cells, as start and stop are.
         fragment: that all of this is within.
     """
     found: list[Origin] = []
@@ -59,7 +59,7 @@ def origins(
         place = link.place(reducer)
         if place is None or link.fragment != fragment:
             continue
-        first, last = bounds(len(link.roster))[place]
+        first, last = shard(link, place)
         left = []
         for a, b in missing:
             low, high = max(a, first), min(b, last)

@@ -50,12 +50,16 @@ class ExchangeStrategy(ABC):
         """All that is fed back."""
         return [] if self._sender.residual is None else [self._sender.residual]
 
-    def contribution(self, due: Due, state: OuterState) -> Contribute:
-        """(start, stop, leaves) -> this slice of this peer's contribution, encoded and hashed in a thread."""
+    def contribution(self, due: Due, state: OuterState, share: int = 0) -> Contribute:
+        """(start, stop, leaves) -> this slice of this peer's contribution, encoded and hashed in a thread.
+
+        Args:
+            share: this peer's own, where members do not all do the same.
+        """
         source, round = state.source(due.snapshot), state.part.rounds
 
         def work(start: int, stop: int, leaves: Leaves | None) -> Payload:
-            payload = self._sender.encode(source, start, stop, round)
+            payload = self._sender.encode(source, start, stop, round, share)
             if leaves is not None:
                 leaves.add(payload)
             return payload
@@ -93,7 +97,7 @@ class ExchangeStrategy(ABC):
         weights, received = [member.tokens for member in group.members], self._sender.received
         known, self._sender.received = {} if received is None else {buffers.me: received}, None
         with blamed(buffers.order, "contribution" if own.aggregation is None else "mean"):
-            update = await self.compute(self.wire.update, payloads, weights, state.part.rounds, known)
+            update = await self.compute(buffers.wire.update, payloads, weights, state.part.rounds, known)
         aggregation = own.aggregation or update.aggregation
         assert aggregation is not None, "contributions were neither reduced nor gathered"
         return Exchanged(update, aggregation.cosine, aggregation.drops(buffers.order))

@@ -18,7 +18,7 @@ from peer.outer.numerics.offload import run_offloaded
 from peer.outer.state.outer_state import CHUNK
 from peer.outer.state.wire_format import AnyUpdate
 from peer.protocol import hashing
-from peer.protocol.lineage import Certificate
+from peer.protocol.lineage import Certificate, shares_of
 from peer.swarm.runtime.round_priority import IoSlot, RoundPriority
 from peer.swarm.state.chain import KEPT_UPDATES
 from peer.swarm.state.owned_state import OwnedState
@@ -161,7 +161,8 @@ class LiveSnapshotter:
                 return None
             async with turns():
                 weights = [member.tokens for member in link.roster]
-                return await asyncio.to_thread(self._state.split_update, payload, weights, link.round)
+                shares = shares_of(link.roster)
+                return await asyncio.to_thread(self._state.split_update, payload, weights, link.round, shares)
         return None
 
     def _turn(self, writer: SnapshotWriter, patience: int) -> AbstractAsyncContextManager[IoSlot]:

@@ -15,7 +15,7 @@ from peer.outer.compress.base import Payload
 from peer.protocol.evidence import MAX_EVIDENCE_BYTES, Evidence, Reduction, TwoJoins, TwoReductions
 from peer.protocol.records import MAX_RECORD_BYTES, open_sealed, parse_json
 from peer.protocol.statements import DIGEST_BYTES, REDUCED_SEAL_BYTES, ReducedSeal, has_reduced, root_of
-from peer.protocol.wire import MAX_MESSAGE_BYTES, AuditRequest, Kind
+from peer.protocol.wire import MAX_ROSTER_BYTES, AuditRequest, Kind
 from peer.swarm.group.roster import JOIN_DOMAIN, RosterMessage
 from peer.swarm.net.node import Node
 from peer.swarm.net.request import open_request
@@ -67,13 +67,13 @@ class Auditor:
 
     def draw(self, heard: ReducedShards) -> tuple[str, int] | None:
         """Whether to audit this round, and which slice: uniform over the slices of the others' shards."""
-        round, members = heard.sitting.round, heard.sitting.members
+        members = heard.sitting.members
         if self._rng.random() >= probability(len(members)):
             return None
         slices = [
             (member.peer_id, index)
             for place, member in enumerate(members)
-            if member.peer_id in heard.reduced and self._judge.recomputer.can_audit(round, len(members), place)
+            if member.peer_id in heard.reduced and self._judge.recomputer.can_audit(heard.sitting, place)
             for index in range(len(heard.reduced[member.peer_id][1]))
         ]
         return self._rng.choice(slices) if slices else None
@@ -118,7 +118,7 @@ class Auditor:
     async def _slice_inputs(self, heard: ReducedShards, reducer: str, index: int) -> tuple[Reduction, list[Payload]]:
         """What a reducer shows of a slice: of this sitting, with payloads that match their digests."""
         sitting, members = heard.sitting, len(heard.sitting.members)
-        sizes = self._judge.recomputer.sizes(sitting.round, members, sitting.place(reducer), index)
+        sizes = self._judge.recomputer.sizes(sitting, sitting.place(reducer), index)
         async with self._asking(reducer, AuditRequest(what="slice", of=sitting.id.hex(), slice_index=index)) as stream:
             body = await self._answer(stream, Kind.EVIDENCE, MAX_EVIDENCE_BYTES)
             reduction = parse_json(Reduction, body)
@@ -164,7 +164,7 @@ class Auditor:
         """
         try:
             async with self._asking(remote, AuditRequest(what="joins", of=group, round=round)) as stream:
-                roster = parse_json(RosterMessage, await self._answer(stream, Kind.ROSTER, MAX_MESSAGE_BYTES))
+                roster = parse_json(RosterMessage, await self._answer(stream, Kind.ROSTER, MAX_ROSTER_BYTES))
         except (StreamClosedError, ProtocolError) as error:
             log.info("%s does not show its joins: %s", remote, in_words(error))
             return None

@@ -131,8 +131,7 @@ class Guard:
         self._audit_server.begins()
         self._members = tuple(peer_id for peer_id in buffers.order if peer_id != self._node.peer_id)
         self.meet(self._members)
-        round = buffers.sitting.result().round
-        return self._judge.recomputer.can_audit(round, len(buffers.order), buffers.me)
+        return self._judge.recomputer.can_audit(buffers.sitting.result(), buffers.me)
 
     def meet(self, peer_ids: Iterable[str]) -> None:
         """Offer these peers the evidence behind this peer's bans, unless it has done so."""

@@ -74,13 +74,13 @@ class Judge:
             assert isinstance(finding, Reduction)
             sitting = finding.sitting
             place = sitting.place(finding.reducer)
-            return self.recomputer.sizes(sitting.round, len(sitting.members), place, finding.slice_index)
+            return self.recomputer.sizes(sitting, place, finding.slice_index)
         return []
 
     def roots(self, reduction: Reduction) -> SignedRoots:
         """What the reducer signed, if it is consistent; raises NoEvidenceError, ProtocolError if not."""
         sitting, place = reduction.sitting, reduction.sitting.place(reduction.reducer)
-        count = len(self.recomputer.wire(sitting.round).broadcast_bytes(len(sitting.members), place))
+        count = len(self.recomputer.wire(sitting).broadcast_bytes(len(sitting.members), place))
         self._check_run(sitting)
         if reduction.slice_index >= count or len(reduction.inputs) != len(sitting.members):
             raise NoEvidenceError(f"slice {reduction.slice_index} of {count}, {len(reduction.inputs)} inputs")
@@ -93,7 +93,7 @@ class Judge:
         outputs = _climb(reduction.output, reduction.slice_index, count)
         left = NO_RESIDUAL
         if residue is not None:
-            shard = self.recomputer.shard(sitting.round, len(sitting.members), place)
+            shard = self.recomputer.shard(sitting, place)
             left = residual_of(residue.since, shard, bytes.fromhex(residue.root))
         seal = ReducedSeal(inputs_of(entries), left, _signature(reduction.output))
         if not has_reduced(sitting, reduction.reducer, outputs, seal):
@@ -133,14 +133,14 @@ class Judge:
         self.roots(finding)
         sitting, place = finding.sitting, finding.sitting.place(finding.reducer)
         what = f"in round {sitting.round + 1}, slice {finding.slice_index} of its shard"
-        count = len(self.recomputer.wire(sitting.round).broadcast_bytes(len(sitting.members), place))
+        count = len(self.recomputer.wire(sitting).broadcast_bytes(len(sitting.members), place))
         for member, one in zip(sitting.members, finding.inputs, strict=True):
             root = _climb(one, finding.slice_index, count)
             if member.peer_id == finding.reducer:
                 continue
             if not has_sent(sitting, member.peer_id, finding.reducer, root, _signature(one)):
                 return Verdict(finding.reducer, f"reduced what {member.peer_id} never signed, {what}")
-        if not self.recomputer.can_audit(sitting.round, len(sitting.members), place):
+        if not self.recomputer.can_audit(sitting, place):
             raise NoEvidenceError("slices of that size cannot be shown")
         if finding.residue is not None:
             if finding.residue.since > sitting.round:
@@ -148,7 +148,7 @@ class Judge:
             self.recomputer.origins(finding, finding.residue)
         if payloads is None:
             raise _PayloadsMissingError("it proves nothing without the payloads")
-        sizes = self.recomputer.sizes(sitting.round, len(sitting.members), place, finding.slice_index)
+        sizes = self.recomputer.sizes(sitting, place, finding.slice_index)
         if [len(payload) for payload in payloads] != sizes:
             raise NoEvidenceError("payloads of other sizes")
         inputs = payloads[: len(sitting.members)]

@@ -16,7 +16,8 @@ from peer.outer.recipe.recipe import Recipe
 from peer.outer.state.fragments import Fragments
 from peer.outer.state.wire_format import WireFormat
 from peer.protocol.evidence import Reduction, Residue
-from peer.protocol.statements import DIGEST_BYTES, climb, leaf_of, residual_of
+from peer.protocol.lineage import Link, shares_of
+from peer.protocol.statements import DIGEST_BYTES, Sitting, climb, leaf_of, residual_of
 from peer.swarm.round.reducer_residual import Chain, Origin, leaves_of, origins, split
 from peer.swarm.trust.verdict import ElsewhereError, NoEvidenceError
 
@@ -35,31 +36,34 @@ class Recomputer:
     recipe: Recipe
     chain: Chain
 
-    def wire(self, round: int) -> WireFormat:
-        """How that round is written, of so many rounds before it."""
-        return self.fragments.at(round).wire
+    def wire(self, round: Sitting | Link) -> WireFormat:
+        """How that round was written; raises PayloadError if its members cannot do what it says."""
+        members = round.members if isinstance(round, Sitting) else round.roster
+        return self.fragments.at(round.round).wire.among(shares_of(members))
 
-    def can_audit(self, round: int, members: int, place: int) -> bool:
+    def can_audit(self, sitting: Sitting, place: int) -> bool:
         """Whether slices of that shard can be shown and recomputed within the limit of an audit.
 
         In gather rounds no member reduces: there is nothing to audit.
         """
-        sizes = self.wire(round).contributed_bytes(members, place)
+        members = len(sitting.members)
+        sizes = self.wire(sitting).contributed_bytes(members, place)
         return bool(sizes) and members * sizes[0] <= MAX_AUDIT_BYTES
 
-    def sizes(self, round: int, members: int, place: int, index: int) -> list[int]:
+    def sizes(self, sitting: Sitting, place: int, index: int) -> list[int]:
         """Bytes of what an audit of a slice must show: each member's payload; with error feedback then the residual of
         before the round, fp32, and the digests of its cells after it.
         """
-        wire = self.wire(round)
+        wire, members = self.wire(sitting), len(sitting.members)
         inputs = [wire.broadcast_bytes(members, place)[index]] * members
         if self.recipe.feedback is None:
             return inputs
         start, stop = wire.slices(members, place)[index]
         return [*inputs, 4 * (stop - start), DIGEST_BYTES * -(-(stop - start) // wire.cell)]
 
-    def shard(self, round: int, members: int, place: int) -> tuple[int, int]:
+    def shard(self, round: Sitting | Link, place: int) -> tuple[int, int]:
         """[start, stop) of what that member reduces."""
+        members = len(round.members if isinstance(round, Sitting) else round.roster)
         return self.wire(round).bounds(members)[place]
 
     def offence(self, finding: Reduction, payloads: Sequence[Payload]) -> str | None:
@@ -74,7 +78,7 @@ class Recomputer:
         """
         sitting, residue = finding.sitting, finding.residue
         members, place = len(sitting.members), sitting.place(finding.reducer)
-        wire = self.wire(sitting.round)
+        wire = self.wire(sitting)
         start, stop = wire.slices(members, place)[finding.slice_index]
         before = after = None
         if residue is not None:
@@ -98,9 +102,9 @@ class Recomputer:
         sitting, chain = finding.sitting, self.chain()[: finding.sitting.round]
         if len(chain) < sitting.round or (chain and chain[-1].link.id != sitting.parent):
             raise ElsewhereError(f"round {sitting.round + 1} of {sitting.parent[:12]} is not in this lineage")
-        part = self.fragments.at(sitting.round)
-        slice_ = part.wire.slices(len(sitting.members), sitting.place(finding.reducer))[finding.slice_index]
-        found = origins(chain, finding.reducer, residue.since, *slice_, part.wire.bounds, part.index)
+        fragment = self.fragments.at(sitting.round).index
+        slice_ = self.wire(sitting).slices(len(sitting.members), sitting.place(finding.reducer))[finding.slice_index]
+        found = origins(chain, finding.reducer, residue.since, *slice_, self.shard, fragment)
         if len(residue.carried) != sum(origin.link is not None for origin in found):
             raise NoEvidenceError(f"{len(residue.carried)} paths do not match the origins of the residual")
         return found
@@ -108,7 +112,7 @@ class Recomputer:
     def _before(self, finding: Reduction, residue: Residue, start: int, payload: Payload) -> Tensor:
         """The residual from `start` on that the reducer had to start from: the one it shows, if it matches."""
         values = torch.from_numpy(np.frombuffer(payload, "<f4").astype(np.float32))
-        wire, paths = self.wire(finding.sitting.round), iter(residue.carried)
+        wire, paths = self.wire(finding.sitting), iter(residue.carried)
         for origin in self.origins(finding, residue):
             own = values[origin.start - start : origin.stop - start]
             if origin.link is None:
@@ -117,7 +121,7 @@ class Recomputer:
                 continue
             place = origin.link.place(finding.reducer)
             assert place is not None, "it has no seat where it was left with something"
-            first, last = wire.bounds(len(origin.link.roster))[place]
+            first, last = self.shard(origin.link, place)
             path = map(bytes.fromhex, next(paths))
             cells = leaves_of(own, wire.cell), (origin.start - first) // wire.cell
             root = climb(*cells, -(-(last - first) // wire.cell), path)
@@ -127,9 +131,9 @@ class Recomputer:
 
     def _after(self, finding: Reduction, residue: Residue, start: int, payload: Payload) -> list[bytes]:
         """The cells from `start` on that the reducer signed; raises NoEvidenceError for others."""
-        sitting, wire, leaves = finding.sitting, self.wire(finding.sitting.round), list(split(payload))
-        cell = wire.cell
-        first, last = wire.bounds(len(sitting.members))[sitting.place(finding.reducer)]
+        sitting, leaves = finding.sitting, list(split(payload))
+        cell = self.wire(sitting).cell
+        first, last = self.shard(sitting, sitting.place(finding.reducer))
         path = map(bytes.fromhex, residue.path)
         root = climb(leaves, (start - first) // cell, -(-(last - first) // cell), path)
         if root.hex() != residue.root:

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from peer.errors import UserError
+from peer.outer.aggregate.base import Mean
+from peer.outer.compress.base import PayloadError
+from peer.outer.compress.registry import codec, compressor
+from peer.outer.policy.claims import Claim
 from peer.outer.policy.work_allocation import (
     AdaptiveTopK,
+    Allotment,
     EvenSplit,
     TimeBalanced,
     exchange_s,
     ratios,
 )
+from peer.outer.state.gathered_update import GatherFormat
+from peer.outer.state.reduced_update import ReduceFormat
 from peer.outer.topology.topologies import Links
 
 speeds_of = st.lists(st.floats(0.01, 100.0), min_size=1, max_size=9)
@@ -46,6 +54,42 @@ def test_steps_follow_speed_where_links_are_equal() -> None:
     assert work.steps == (10, 20, 30, 40)
 
 
+def test_no_step_of_a_slow_peer_is_rounded_up_while_the_others_wait() -> None:
+    work = TimeBalanced().allocate([1.0, 1.0, 0.1], links(*[1e15] * 3), 90, 4)
+    assert work.steps == (43, 43, 4)  # of 42.86, 42.86 and 4.29; a fifth would take 50 s, not 43
+    assert TimeBalanced().allocate([1.0, 1.0, 0.16], links(*[1e15] * 3), 90, 4).steps == (42, 42, 6)  # of 6.67
+
+
+def test_no_peer_makes_more_than_twice_its_even_part() -> None:
+    assert TimeBalanced().allocate([1000.0, 1.0, 1.0], links(*[1e15] * 3), 90, 4).steps == (60, 15, 15)
+    assert TimeBalanced(most=3.0).allocate([1000.0, 1.0, 1.0], links(*[1e15] * 3), 90, 4).steps == (90, 0, 0)
+    assert (TimeBalanced().most_steps(30), EvenSplit().most_steps(30)) == (60, 30)
+    with pytest.raises(UserError, match=r"most=0.5: must be at least 1"):
+        TimeBalanced(most=0.5)
+
+
+def test_work_follows_from_what_the_members_of_a_group_say_and_saw() -> None:
+    wire = ReduceFormat(1000, compressor("fp32"))
+    claims = [Claim(tokens=430, speed=10.0), Claim(tokens=430, speed=10.0), Claim(tokens=43, speed=1.0)]
+    allotted = TimeBalanced().allot(claims, wire, 30, 10)
+    assert allotted.steps == (43, 43, 4)
+    assert allotted.shares == (334, 333, 333)
+    assert EvenSplit().allot(claims, wire, 30, 10) == Allotment()
+    line = [replace(claim, seen=seen) for claim, seen in zip(claims, ((4e6, 4e6), (4e6, 4e6), (4e3, 4e3)), strict=True)]
+    assert TimeBalanced().allot(line, wire, 30, 10).shares == (500, 500, 0)
+    top = GatherFormat(8192, codec("top41/4096+fp32"), Mean())
+    sent = AdaptiveTopK(base_ratio=0.01).allot(line[1:] + line[:1], top, 1, 10)
+    assert sent == Allotment(shares=(61, 1, 61))
+    assert [top.among(sent.shares).bytes_of(place) for place in range(3)] == [
+        codec(f"top{k}/4096+fp32").wire_bytes(8192) for k in sent.shares
+    ]
+    for wrong in ((200, 1, 1), (0, 5000, 0)):
+        with pytest.raises(PayloadError):
+            top.among(wrong)
+    with pytest.raises(PayloadError, match="shards of 999 cells in all; the vector has 1000"):
+        wire.among((333, 333, 333))
+
+
 def test_a_slow_link_reduces_nothing_and_trains_less() -> None:
     # Exchange: peers 0 to 2 (s = 1/3) take 100 (1 + 2/3) / 100 = 5/3 s, peer 3 100 / 10 = 10 s. Then T solves
     # 3 (T - 5/3) + (T - 10) = 85, T = 25.
@@ -62,7 +106,7 @@ def test_sums_are_kept_and_all_finish_together(
 ) -> None:
     count = len(speeds)
     rates = rates[:count]
-    work = TimeBalanced().allocate(speeds, links(*rates), total, payload)
+    work = TimeBalanced(most=10.0).allocate(speeds, links(*rates), total, payload)
     assert sum(work.steps) == total
     assert min(work.steps) >= 0
     assert math.fsum(work.shares) == pytest.approx(1.0, abs=1e-12)
@@ -79,7 +123,7 @@ def test_sums_are_kept_and_all_finish_together(
 
 @given(rates=st.lists(st.floats(1e3, 1e9), min_size=3, max_size=9), payload=st.integers(1, 10**9))
 def test_shares_make_the_slowest_exchange_short(rates: list[float], payload: int) -> None:
-    shares = TimeBalanced().allocate([1.0] * len(rates), links(*rates), 10, payload).shares
+    shares = TimeBalanced(most=9.0).allocate([1.0] * len(rates), links(*rates), 10, payload).shares
     times = [exchange_s(share, len(rates), rate, payload) for share, rate in zip(shares, rates, strict=True)]
     reducing = [time for time, share in zip(times, shares, strict=True) if share > 1e-9]
     assert max(reducing) == pytest.approx(min(reducing), rel=1e-6)

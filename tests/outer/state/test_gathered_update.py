@@ -112,7 +112,7 @@ def test_a_stored_update_is_split_into_what_was_sent() -> None:
     assert torch.equal(again.decode_range(0, NUMEL), update.decode_range(0, NUMEL))
     assert len(update.payload) == state.wire.update_bytes(3)
     for wrong in (update.payload[:-1], update.payload + b"\0", b""):
-        with pytest.raises(PayloadError, match=rf"3 payloads of 5000 values are {len(wrong)} bytes; \d+ each"):
+        with pytest.raises(PayloadError, match=rf"3 payloads of 5000 values are {len(wrong)} bytes; must be \d+"):
             state.split_update(wrong, [1, 2, 3])
 
 

@@ -7,7 +7,7 @@ import pytest
 from peer.outer.round import RoundAborted
 from peer.protocol.identity import Identity
 from peer.protocol.records import dump_json, seal
-from peer.protocol.wire import Kind, StatusMessage
+from peer.protocol.wire import MAX_ROSTER_BYTES, Kind, StatusMessage
 from peer.swarm.group.roster import RosterMessage, roster_key
 from peer.swarm.net.stream import StreamClosedError
 from tests.swarm.gathering import JOIN_NAME, PARENT, gather, join_of
@@ -68,8 +68,8 @@ def hostile_answers(me, mine, peer_id):
         "malformed RosterMessage": (Kind.ROSTER, b"[" * 60_000),
         "malformed RejectMessage": (Kind.REJECT, b'{"reason":"dislike"}'),
         "malformed StatusMessage": (Kind.STATUS, b'{"coming":1}'),
-        "expected STATUS or ROSTER or REJECT": (Kind.END, b""),
-        "the limit is 65536": (Kind.ROSTER, bytes(65537)),
+        "expected STATUS or REJECT or ROSTER": (Kind.END, b""),
+        f"the limit is {MAX_ROSTER_BYTES}": (Kind.ROSTER, bytes(MAX_ROSTER_BYTES + 1)),
     }
 
 

@@ -12,7 +12,7 @@ import torch
 from peer.outer.round import Due, RoundAborted
 from peer.protocol.identity import Identity
 from peer.protocol.records import dump_json, seal
-from peer.protocol.wire import MAX_JOIN_BYTES, MAX_MESSAGE_BYTES, Kind, RejectMessage, StatusMessage
+from peer.protocol.wire import MAX_JOIN_BYTES, MAX_ROSTER_BYTES, Kind, RejectMessage, StatusMessage
 from peer.swarm.group import follower
 from peer.swarm.group.roster import JOIN_DOMAIN, RosterMessage
 from peer.swarm.net.stream import StreamClosedError
@@ -178,9 +178,10 @@ async def test_a_leader_is_not_left_alone_if_there_is_nobody_else(network):
 
 def test_64_joins_are_a_message_whoever_made_them():
     largest = {"round": 2**53 - 1, "tokens": 2**40 - 1, "group": "c" * 64, "nonce": "f" * 32, "work": 2**53 - 1}
+    largest |= {"speed": 2**53 - 1, "up": 2**53 - 1, "seen": "_" * 64}
     sealed, _ = join_of(Identity.generate(), **largest)
     assert len(sealed) <= MAX_JOIN_BYTES
-    assert len(RosterMessage(joins=("f" * 2 * MAX_JOIN_BYTES,) * 64).model_dump_json()) <= MAX_MESSAGE_BYTES
+    assert len(RosterMessage(joins=("f" * 2 * MAX_JOIN_BYTES,) * 64).model_dump_json()) <= MAX_ROSTER_BYTES
 
 
 async def test_a_padded_join_gets_no_seat(network):

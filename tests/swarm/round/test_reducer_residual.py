@@ -104,7 +104,7 @@ def test_origins_are_the_rounds_in_which_a_reducer_last_had_each_cell():
     shop = Workshop(3)
     committed(shop, 8)
     numel, cell, me = shop.wire.numel, shop.wire.cell, shop.me.peer_id
-    found = origins(shop.chain, me, 0, 0, numel, shop.wire.bounds)
+    found = origins(shop.chain, me, 0, 0, numel, shop.judge.recomputer.shard)
     assert [found[0].start, found[-1].stop] == [0, numel]
     assert all(one.stop == other.start for one, other in itertools.pairwise(found))
     last = [None] * -(-numel // cell)
@@ -113,8 +113,8 @@ def test_origins_are_the_rounds_in_which_a_reducer_last_had_each_cell():
         last[start // cell : -(-stop // cell)] = [certificate.link] * len(range(start, stop, cell))
     for origin in found:
         assert {id(link) for link in last[origin.start // cell : -(-origin.stop // cell)]} == {id(origin.link)}
-    assert origins(shop.chain, me, 8, 0, numel, shop.wire.bounds) == [(0, numel, None)]
-    assert origins(shop.chain, "stranger", 0, 0, numel, shop.wire.bounds) == [(0, numel, None)]
+    assert origins(shop.chain, me, 8, 0, numel, shop.judge.recomputer.shard) == [(0, numel, None)]
+    assert origins(shop.chain, "stranger", 0, 0, numel, shop.judge.recomputer.shard) == [(0, numel, None)]
 
 
 LIES = {

@@ -217,9 +217,9 @@ async def test_updates_are_read_as_those_of_their_round(run):
     snapshot_cache, _ = interrupted_shelf(run, 2)
     split, rounds = run.state.split_update, []
 
-    def noted(payload, weights, round=None):
+    def noted(payload, weights, round=None, shares=()):
         rounds.append(round)
-        return split(payload, weights, round)
+        return split(payload, weights, round, shares)
 
     run.state.split_update = noted
     assert (await snapshot_cache.offer(None, 0)).meta.round == 2

@@ -6,6 +6,7 @@ as in arXiv 2502.16982).
 """
 
 import copy
+import functools
 import math
 
 import torch
@@ -120,6 +121,7 @@ def blocks(v, shapes, line):
     return found
 
 
+@functools.cache
 def cosines(n):
     """The orthonormal DCT-II as a matrix: the coefficients of a tile are cosines(rows) @ tile @ cosines(columns).T."""
     k, i = torch.arange(n).view(-1, 1), torch.arange(n)

@@ -69,7 +69,7 @@ def main() -> None:
     generator = torch.Generator()
     generator.seed()  # each peer its own data
     with atoll.Swarm(arguments.join, model, optimizer, output_dir=arguments.output_dir,
-                     resume_from_checkpoint="latest") as swarm:  # a script that is started again goes on
+                     resume_from_checkpoint="latest") as swarm:  # a script that is started again continues
         print(f"begins at step {swarm.step}, round {swarm.round}", flush=True)
         while not swarm.finished:
             images, labels = batch(generator)

@@ -114,7 +114,7 @@ class TimeBalanced(WorkAllocator):
     slower of its two directions. The shares are those that make the slowest exchange as short as possible, so that
     all peers with a share above 0 exchange in equal time. A peer with v steps per second then makes v (T - exchange)
     steps, or none, with the T for which the steps add up. Both are the root of a piecewise linear function, found
-    exactly instead of by bisection. Steps are whole: what is left goes where it ends first, so that the others do not
+    exactly instead of by bisection. Steps are whole: the rest goes where it ends first, so that the others do not
     wait for one step more of a slow peer.
 
     Attributes:
@@ -234,7 +234,7 @@ def _fill(slopes: Sequence[float], offsets: Sequence[float], total: float) -> li
 
 
 def _fill_within(slopes: Sequence[float], offsets: Sequence[float], total: float, most: float) -> list[float]:
-    """`_fill`, but none above `most`; the others share what is left."""
+    """`_fill`, but none above `most`; the others share the rest."""
     filled = dict(enumerate(_fill(slopes, offsets, total)))
     full: list[int] = []
     while over := [at for at, value in filled.items() if value > most and at not in full]:
@@ -250,7 +250,7 @@ def _fill_within(slopes: Sequence[float], offsets: Sequence[float], total: float
 def _whole(
     quotas: Sequence[float], offsets: Sequence[float], speeds: Sequence[float], total: int, most: int
 ) -> tuple[int, ...]:
-    """Quotas rounded down, and what is left one by one to the peer that would end first with it."""
+    """Quotas rounded down, and the rest one by one to the peer that would end first with it."""
     steps = [math.floor(quota + 1e-6) for quota in quotas]
     for _ in range(total - sum(steps)):
         able = (at for at in range(len(steps)) if steps[at] < most)

@@ -39,7 +39,7 @@ class Allotter:
         self._seen = {peer_id: rate * len(bytes_s) for peer_id, rate in bytes_s.items()}
 
     def claims(self, group: str | None) -> dict[str, Any]:
-        """What this peer's next join says, besides its tokens; `group`: the persistent one that it continues."""
+        """What this peer's next join says in addition to its tokens; `group`: the persistent one that it continues."""
         if self._even:
             return {}
         members = sorted({*self._seen, self._own_id})

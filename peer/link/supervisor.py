@@ -151,9 +151,8 @@ class AgentProcess:
         began = time.monotonic()
         deadline, told_at = began + timeout_s, QUIET_S
         while (left := deadline - time.monotonic()) > 0:
-            if time.monotonic() - began >= told_at:
-                log.warning("waiting for %s for %.0f s: %s", AWAITED.get(wanted.__name__, "the agent"), told_at,
-                            self._last_logged())  # fmt: skip
+            if wanted.__name__ in AWAITED and time.monotonic() - began >= told_at:
+                log.warning("waiting for %s for %.0f s: %s", AWAITED[wanted.__name__], told_at, self._last_logged())
                 told_at *= 2
             try:
                 message = self.receive(min(left, 0.5))

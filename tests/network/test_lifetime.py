@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,16 @@ ENDINGS = {signal.SIGKILL: -signal.SIGKILL, signal.SIGTERM: 0, signal.SIGINT: 0,
 GONE_WITHIN_S = 10.0
 
 
+@pytest.fixture
+def hangs_up() -> Iterator[None]:
+    """Processes that start meanwhile end when their terminal closes, even if these tests were started by `nohup`."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.timeout(240)
+@pytest.mark.usefixtures("hangs_up")
 def test_however_a_trainer_ends_its_agent_and_daemon_end(make_swarm: MakeSwarm, tmp_path: Path) -> None:
     bootstrap = make_swarm().bootstrap()
     peers = {number: JoinedPeer(tmp_path / number.name.lower(), bootstrap.address) for number in ENDINGS}

@@ -188,7 +188,7 @@ def row_of(
 
     Args:
         window: when it began, and for how many seconds rounds count.
-        commits: of each peer, the rounds that it committed since, those of late returns too.
+        commits: of each peer, the rounds that it committed since, late returns included.
         kills: when, and which peer.
     """
     first, seconds = window

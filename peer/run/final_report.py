@@ -44,7 +44,7 @@ def export_at_once(peer: Peer, hooks: PeerHooks) -> Path | None:
     """The same for a peer that is asked to stop: not where it takes long, nor after a second Ctrl-C."""
     seconds = 4 * peer.mapped.numel / BYTES_PER_S
     if seconds > EXPORT_S:
-        log.info("a model of %.1f GB is not exported in passing; `atoll export %s` does it from the last checkpoint",
+        log.info("exporting %.1f GB would delay the exit, so it waits; `atoll export %s` reads the last checkpoint",
                  4e-9 * peer.mapped.numel, peer.settings.output_dir)  # fmt: skip
         return None
     if seconds > 1.0:

@@ -68,7 +68,7 @@ def build_model(spec: ModelSpec, vocab_size: int, seed: int) -> PreTrainedModel:
 def _check_base(spec: ModelSpec, model: PreTrainedModel) -> None:
     if spec.base is not None and (found := base_digest(model)) != spec.base:
         raise UserError(
-            f"{spec.pretrained} at {spec.revision} is not here what it is for the run's organiser: its digest is "
+            f"the weights of {spec.pretrained} at {spec.revision} differ from the organiser's: their digest is "
             f"{found[:16]}, the manifest's model.base {spec.base[:16]}",
             "remove it from the hub's cache, so that it is downloaded again; else install the organiser's transformers",
         )

@@ -97,7 +97,7 @@ class Swarm:
         self._addresses = [parse_peer_address(one) for one in ([address] if isinstance(address, str) else address)]
         self._model, self._optimizer = model, optimizer
         if others := sorted(settings.keys() & known_settings().keys() - SETTINGS):
-            what = f"atoll.Swarm has no use for {', '.join(others)}: the training loop is the script's"
+            what = f"atoll.Swarm does not accept {', '.join(others)}: the script owns the training loop"
             raise UserError(what, f"leave it out; the settings of a script's peer are {', '.join(sorted(SETTINGS))}")
         given: Mapping[str, Any] = {"output_dir": Path(output_dir), **settings}
         self._settings: PeerSettings = load_settings(given, None, os.environ)

@@ -28,6 +28,7 @@ from peer.train.adapter import CONFIG_FILE as ADAPTER_FILE
 from peer.train.adapter import base_of, check_peft, load_adapter
 
 CONFIG_FILE = "config.json"
+EXPORT = "export"  # in a peer's output folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,32 +61,37 @@ class Trained:
 
 
 def open_trained(path: Path) -> Trained:
-    """The model in a folder; of a peer's output folder that of its newest checkpoint.
+    """The model in a folder; of a peer's output folder that of its newest checkpoint, or its export if it has none.
 
     Raises:
         UserError: there is none, or it cannot be read.
     """
     if not path.is_dir():
         raise UserError(f"{path} is no folder", "give an exported model, a checkpoint, or a peer's output folder")
-    if (path / CONFIG_FILE).exists() or (path / ADAPTER_FILE).exists():
+    if _holds_export(path):
         return _exported(path)
     if (path / INVENTORY_FILE).exists():
         return _checkpoint(find_checkpoint(path))
     known = look_up(path / CHECKPOINTS)
+    if not known and _holds_export(path / EXPORT):
+        return _exported(path / EXPORT)
     if not known:
         raise UserError(
-            f"{path} holds no model: neither {CONFIG_FILE} nor a checkpoint",
+            f"{path} holds no model: neither {CONFIG_FILE} nor a checkpoint nor an export",
             "give an exported model, a checkpoint, or the output folder of a peer that has saved one (--save-steps)",
         )
     newest = max(known, key=lambda one: one.written)  # the run that was trained last, and not the one of most rounds
     return _checkpoint(find_checkpoint(newest.path.parent, newest.place.run_id if newest.place else None))
 
 
+def _holds_export(path: Path) -> bool:
+    return (path / CONFIG_FILE).exists() or (path / ADAPTER_FILE).exists()
+
+
 def _exported(path: Path) -> Trained:
-    if (path / ADAPTER_FILE).exists():
+    if adapter := (path / ADAPTER_FILE).exists():
         check_peft()
     try:
-        adapter = (path / ADAPTER_FILE).exists()
         folder = fetch(*base_of(path), MODEL_FILES) if adapter else path
         model = AutoModelForCausalLM.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False, dtype=torch.float32, use_safetensors=True

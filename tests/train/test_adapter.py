@@ -125,7 +125,7 @@ def test_a_base_with_other_values_is_refused(base):
     digest = adapter.base_digest(build_model(spec(), 259, 5))
     assert build_model(spec(base=digest), 259, 5).training
     tiny_model(seed=4).save_pretrained(base)
-    with pytest.raises(UserError, match=r"o/base at 0123\S+ is not here what it is for the run's organiser"):
+    with pytest.raises(UserError, match=r"o/base at 0123\S+ differ from the organiser's"):
         build_model(spec(base=digest), 259, 5)
 
 

@@ -119,7 +119,7 @@ def test_a_swarm_outside_of_its_block_says_so(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="unknown setting"):
         atoll.Swarm("/ip4/127.0.0.1/tcp/1/p2p/12D3KooWKmmM9Y5H6oezr6EDRhBYuxX24zB2Ryv6XrVcmTra4uad", model,
                     torch.optim.SGD(model.parameters(), 0.1), nicknam="x")  # fmt: skip
-    with pytest.raises(UserError, match="has no use for bf16, train_files"):
+    with pytest.raises(UserError, match="does not accept bf16, train_files"):
         atoll.Swarm("/ip4/127.0.0.1/tcp/1/p2p/12D3KooWKmmM9Y5H6oezr6EDRhBYuxX24zB2Ryv6XrVcmTra4uad", model,
                     torch.optim.SGD(model.parameters(), 0.1), bf16=True,
                     train_files="x")  # fmt: skip

@@ -117,6 +117,9 @@ def test_an_export_is_loaded_by_transformers_and_by_atoll(saved: Saved, tmp_path
     for fact in (saved.manifest.run_id, "ab" * 32, "diloco", "standard library", "| round | 7 |"):
         assert fact in card
     assert torch.equal(parameters_of(saved, open_trained(tmp_path / "out").model), saved.result)
+    (tmp_path / "stopped").mkdir()
+    (tmp_path / "out").rename(tmp_path / "stopped" / "export")  # of a peer that saved no checkpoint
+    assert torch.equal(parameters_of(saved, open_trained(tmp_path / "stopped").model), saved.result)
     atoll("export", saved.checkpoint, "--to", tmp_path / "half", "--dtype", "bf16", "--device", "cpu")
     half = AutoModelForCausalLM.from_pretrained(tmp_path / "half", dtype="auto")
     assert half.dtype == torch.bfloat16

@@ -16,7 +16,7 @@ from typing import Final
 
 from peer.outer.topology.topologies import Links
 
-FACTOR: Final = 2.0  # that a claim which nothing was measured against may be off
+FACTOR: Final = 2.0  # allowed error of a claim that was never measured
 UNLIMITED_BYTES_S: Final = 1e15
 LEVELS: Final = string.digits + string.ascii_letters + "-_"
 UNSEEN: Final = "."
@@ -28,7 +28,7 @@ class Claim:
     """Of one member.
 
     Attributes:
-        tokens: of its contribution; members train all the time, so that those of one round stand for speed.
+        tokens: of its contribution; members train all the time, so the tokens of one round measure speed.
         speed: tokens/s, as it says; 0: unknown.
         up: bytes/s that its line sends, as it says; 0: unknown.
         seen: bytes/s, as each other member says that saw its frames.

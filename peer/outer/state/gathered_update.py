@@ -95,7 +95,7 @@ class GatherFormat(WireFormat):
         for share in shares:
             self.keeping(share)
         if shares and isinstance(self.codec, TopK) and sum(shares) > len(shares) * (self.codec.records.k + 1):
-            raise PayloadError(f"{sum(shares)} values of a block in all; {len(shares)} members may not send so many")
+            raise PayloadError(f"{len(shares)} members claim {sum(shares)} values per block in total, above the limit")
         return replace(self, shares=tuple(shares)) if shares else self
 
     def keeping(self, share: int) -> Codec:
@@ -103,7 +103,7 @@ class GatherFormat(WireFormat):
         if not share:
             return self.codec
         if not isinstance(self.codec, TopK):
-            raise PayloadError(f"{self.codec.name} sends no number of values of a block")
+            raise PayloadError(f"{self.codec.name} does not support a number of values for each member")
         return self.codec.keeping(share)
 
     @property

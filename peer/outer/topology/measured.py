@@ -15,9 +15,9 @@ Said = Sequence[Mapping[int, float]]
 def agreed_links(said: Said) -> Links | None:
     """The links that follow from these claims: of each two members the lower of what both ends say.
 
-    But at least half of what the higher end says, as far as the others measure as much of both ends: a false claim
-    cannot make a link faster than the other end and the others find it, nor slower than half of that. A link that
-    neither end has measured is as slow as the slowest.
+    A link never counts as slower than half of the higher claim, if other peers measured that rate at both ends. So a
+    false claim makes no link faster than the other end and the other peers measure, nor slower than half of that. A
+    link that neither end has measured is as slow as the slowest.
 
     Args:
         said: [i][j]: bytes/s between members i and j, as i says; some may be missing.

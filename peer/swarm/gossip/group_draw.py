@@ -38,7 +38,7 @@ class GroupDraw:
         """
         numbers = {number_of(self._run_id, peer_id): peer_id for peer_id in (*others, self._own_id)}
         links = None
-        if self._measured is not None:  # what is measured is of places in the order of the numbers
+        if self._measured is not None:  # measured links are indexed by the members' rank
             numbers = {place: numbers[number] for place, number in enumerate(sorted(numbers))}
             links = self._measured(list(numbers.values()))
         groups = self._topology.groups(round, list(numbers), self._seed, links)

@@ -1,4 +1,4 @@
-"""What this peer says of its speed and its line in its joins, and what the joins of a group give each member to do."""
+"""Writes this peer's speed and bandwidth into its joins, and divides a group's work by the joins of all."""
 
 from __future__ import annotations
 

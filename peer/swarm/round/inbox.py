@@ -84,7 +84,7 @@ class Inbox:
 
     @property
     def bytes_s(self) -> float:
-        """At which its frames came, from header to end: what it waited for between them does not count. 0: too few."""
+        """Receive rate, measured within large frames only; 0 as long as none has come."""
         return self._measured_bytes / max(self._measured_s, 1e-3)  # a clock's grain, and no division by zero
 
     def _deliver(self, kind: Kind, content: memoryview, body: memoryview) -> None:

@@ -87,13 +87,18 @@ class ChatTemplate:
             raise ValueError("refused: the chat template makes too much text")
         return str(rendered)
 
+    def control_in(self, text: str) -> str:
+        """The first control token that a text spells; empty if there is none."""
+        found = self._control.search(text)
+        return found[0] if found else ""
+
     def spans(self, messages: Sequence[Message]) -> tuple[str, list[Span]]:
         """The text, and [start, stop) of each assistant's turn in it, with the control token that ends the turn.
 
         Raises:
             ValueError: why the conversation is left out.
         """
-        if any(self._control.search(message["content"]) for message in messages):
+        if any(self.control_in(message["content"]) for message in messages):
             raise ValueError("conversations with a control token in a message")
         try:
             whole = self.render(messages)

@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
-from jinja2 import TemplateError
 
-from peer.data.tokenizer import as_transformers
 from peer.errors import UserError
+from peer.printable import printable
 from peer.use.generate import Sampling, continue_ids, window_of
 from peer.use.trained import Trained
 
@@ -30,17 +29,20 @@ class Chat:
 
     def __init__(self, trained: Trained, sampling: Sampling, system: str | None = None) -> None:
         self._trained, self._sampling = trained, sampling
-        self._tokenizer = as_transformers(trained.tokenizer)
-        self._head = [{"role": "system", "content": system}] if system is not None else []
+        self._encoder = trained.tokenizer.encoder()  # as in training: the same template, the same ids
+        self._head = [{"role": "system", "content": self._checked(system)}] if system is not None else []
         self._turns: list[Turn] = []
-        self._ends = self._ends_of_turns() if self._tokenizer.chat_template else frozenset[int]()
+        self._ends = self._ends_of_turns()
 
     def answer(self, text: str, say: Callable[[str], None] = lambda _: None) -> str:
         """What the model says to that, piece by piece and as a whole.
 
         After a KeyboardInterrupt from within, what was said until then is part of the conversation.
+
+        Raises:
+            UserError: the text spells a control token, or the template refuses the conversation.
         """
-        self._turns.append({"role": "user", "content": text})
+        self._turns.append({"role": "user", "content": self._checked(text)})
         said: list[str] = []
 
         def tell(piece: str) -> None:
@@ -62,26 +64,33 @@ class Chat:
         return ids
 
     def _encode(self, text: str) -> np.ndarray:
-        if not self._tokenizer.chat_template:
+        if self._encoder.chat is None:
             return self._trained.tokenizer.encode(text)
-        ids = self._tokenizer(text, add_special_tokens=False, split_special_tokens=False, verbose=False)["input_ids"]
-        return np.array(ids, dtype=np.int32)
+        return self._encoder.encode_rendered(text)[0]
 
     def _render(self, turns: list[Turn], ask: bool = True) -> str:
-        if not self._tokenizer.chat_template:
+        if self._encoder.chat is None:
             return "".join(turn["content"] + ("" if turn["role"] == "user" else "\n") for turn in turns)
         try:
-            return str(self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=ask))
-        except (TemplateError, TypeError, ValueError) as error:
-            reason = " ".join(str(error).split())[:200]
+            return self._encoder.chat.render(turns, prompts=ask)
+        except ValueError as error:
+            reason = printable(" ".join(str(error).split())[:200])
             hint = "leave out --system, or use atoll generate"
-            raise UserError(f"the tokenizer's chat template refuses the conversation: {reason}", hint) from None
+            raise UserError(f"the conversation is {reason}", hint) from None
+
+    def _checked(self, text: str) -> str:
+        if self._encoder.chat is not None and (token := self._encoder.chat.control_in(text)):
+            raise UserError(f"the text spells {token!r}, a control token of the model", "write it another way")
+        return text
 
     def _ends_of_turns(self) -> frozenset[int]:
         """The control token that the template puts after an answer, if it does."""
+        if self._encoder.chat is None:
+            return frozenset()
         said = [*self._head, {"role": "user", "content": "?"}, {"role": "assistant", "content": _PROBE}]
-        after = self._encode(self._render(said, ask=False).rpartition(_PROBE)[2].lstrip())[:1].tolist()
-        return frozenset(after) & frozenset(self._tokenizer.added_tokens_decoder)
+        after = self._render(said, ask=False).rpartition(_PROBE)[2].lstrip()
+        token = self._encoder.chat.control_in(after)
+        return frozenset(self._encode(token)[:1].tolist()) if token and after.startswith(token) else frozenset()
 
 
 def converse(chat: Chat, lines: Iterator[str], asks: bool) -> None:
@@ -97,6 +106,10 @@ def converse(chat: Chat, lines: Iterator[str], asks: bool) -> None:
             if text.strip():
                 chat.answer(text, lambda piece: print(piece, end="", flush=True))
                 print(flush=True)
+        except UserError as error:
+            if not asks:
+                raise
+            print(f"  {error.what}: {error.hint}", flush=True)
         except KeyboardInterrupt:
             if not asks:
                 raise

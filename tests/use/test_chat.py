@@ -88,12 +88,27 @@ def test_an_answer_ends_where_the_template_ends_a_turn(folder: Path) -> None:
     assert Chat(trained, LIKELIEST)._ends == {end}
 
 
-def test_text_without_a_template_is_continued() -> None:
-    trained = Trained(model=build_initial_model(manifest_of(), ByteTokenizer()).eval(), tokenizer=ByteTokenizer())
+def test_text_without_a_template_is_continued(tmp_path: Path) -> None:
+    model = build_initial_model(manifest_of(), ByteTokenizer())
+    trained = open_trained(export_model(model, ByteTokenizer(), tmp_path / "model"))  # whose files name no template
     chat = Chat(trained, LIKELIEST)
     first = chat.answer("ab")
     assert first == generate(trained, "ab", LIKELIEST)
     assert chat.answer("c") == generate(trained, f"ab{first}\nc", LIKELIEST)
+
+
+def test_a_conversation_reads_as_in_training_and_holds_no_control_token_that_was_typed(capsys) -> None:
+    trained = Trained(model=build_initial_model(manifest_of(), ByteTokenizer()).eval(), tokenizer=ByteTokenizer())
+    chat = Chat(trained, LIKELIEST)
+    chat._turns.append({"role": "user", "content": "ab"})
+    training = ByteTokenizer().encoder()
+    text, ((begin, _),) = training.chat.spans([*chat._turns, {"role": "assistant", "content": "c"}])
+    assert chat._prompt().tolist() == training.encode_rendered(text[:begin])[0].tolist()
+    with pytest.raises(UserError, match="the text spells '</s>', a control token"):
+        chat.answer("a</s>b")
+    converse(chat, iter(["</s>"]), asks=True)
+    assert "control token" in capsys.readouterr().out
+    assert len(chat._turns) == 1
 
 
 def test_an_interrupted_answer_is_remembered_and_the_chat_goes_on(folder: Path, capsys) -> None:
@@ -139,5 +154,5 @@ def test_a_pipe_is_answered_line_by_line_and_a_refusal_has_a_remedy(folder: Path
         cli.main(command)
     assert caught.value.code == 0
     assert capsys.readouterr().out == expected
-    with pytest.raises(UserError, match="chat template refuses the conversation: none"):
+    with pytest.raises(UserError, match="the conversation is refused by the chat template: none"):
         Chat(open_trained(folder), LIKELIEST, "no")

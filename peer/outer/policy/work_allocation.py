@@ -19,6 +19,7 @@ from peer.outer.policy.claims import Claim, lines_of, round_s_of, speeds_of
 from peer.outer.state.wire_format import WireFormat
 from peer.outer.topology.topologies import Links
 
+NO_REST = 1e-9  # of a total: what rounding leaves
 NO_TIME = 0.01  # of a round: a line that sends a payload in less is as good as any
 
 
@@ -220,6 +221,8 @@ def exchange_s(share: float, num_peers: int, bytes_per_s: float, payload_bytes: 
 
 def _fill(slopes: Sequence[float], offsets: Sequence[float], total: float) -> list[float]:
     """max(0, slope_i (T - offset_i)) for each i, with the T for which they add up to `total`."""
+    least = min(offsets)  # so that no huge offset cancels the total
+    offsets = [offset - least for offset in offsets]
     order = sorted(range(len(slopes)), key=lambda at: offsets[at])
     level, slope, weighted = math.inf, 0.0, 0.0
     for at in order:
@@ -230,7 +233,7 @@ def _fill(slopes: Sequence[float], offsets: Sequence[float], total: float) -> li
         level = (total + weighted) / slope
     filled = [max(0.0, slopes[at] * (level - offsets[at])) for at in range(len(slopes))]
     scale = total / math.fsum(filled)
-    return [value * scale for value in filled]
+    return [min(total, value * scale) for value in filled]
 
 
 def _fill_within(slopes: Sequence[float], offsets: Sequence[float], total: float, most: float) -> list[float]:
@@ -242,7 +245,11 @@ def _fill_within(slopes: Sequence[float], offsets: Sequence[float], total: float
         rest = [at for at in filled if at not in full]
         if not rest:
             break
-        again = _fill([slopes[at] for at in rest], [offsets[at] for at in rest], total - most * len(full))
+        left = total - most * len(full)
+        if left <= NO_REST * total:  # rounding alone
+            filled |= dict.fromkeys(rest, 0.0)
+            break
+        again = _fill([slopes[at] for at in rest], [offsets[at] for at in rest], left)
         filled |= dict(zip(rest, again, strict=True))
     return [most if at in full else filled[at] for at in range(len(slopes))]
 

@@ -94,7 +94,7 @@ class GatherFormat(WireFormat):
     def among(self, shares: Sequence[int]) -> GatherFormat:
         for share in shares:
             self.keeping(share)
-        if shares and isinstance(self.codec, TopK) and sum(shares) > len(shares) * (self.codec.records.k + 1):
+        if shares and isinstance(self.codec, TopK) and sum(shares) > len(shares) * (self.codec.records.k + 2):
             raise PayloadError(f"{len(shares)} members claim {sum(shares)} values per block in total, above the limit")
         return replace(self, shares=tuple(shares)) if shares else self
 

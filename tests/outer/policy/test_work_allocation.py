@@ -121,6 +121,38 @@ def test_sums_are_kept_and_all_finish_together(
             assert all(start_of_last <= ends[other] + 1 / speeds[other] + slack for other in range(count))
 
 
+HUGE = 2**53 - 1
+claims_of = st.lists(
+    st.builds(
+        Claim, tokens=st.sampled_from([1, 1276, 1644, 20_000, 2**40 - 1]),
+        speed=st.sampled_from([0.0, 1.0, 63.8, 1e5, float(HUGE)]), up=st.sampled_from([0.0, 1.0, 1e6, float(HUGE)]),
+        seen=st.lists(st.sampled_from([1.0, 2.0**18, 2.0**23, 3e9]), max_size=3).map(tuple),
+    ), min_size=1, max_size=9,
+)  # fmt: skip
+
+
+@given(claims=claims_of, steps=st.integers(1, 500), numel=st.sampled_from([1, 6_064, 30_000_000]))
+def test_whatever_members_claim_the_work_is_divided(claims: list[Claim], steps: int, numel: int) -> None:
+    wire = ReduceFormat(numel, compressor("int8"))
+    work = TimeBalanced().allot(claims, wire, steps, 512)
+    assert len(work.steps) == len(claims)
+    assert all(1 <= own <= TimeBalanced().most_steps(steps) for own in work.steps)
+    assert sum(work.shares) == -(-numel // wire.cell)
+    assert min(work.shares) >= 0
+    few = AdaptiveTopK(base_ratio=0.1)
+    sparse = GatherFormat(numel, codec("top6/64+fp32"), Mean())
+    assert sparse.among(few.allot(claims, sparse, steps, 512).shares).shares
+
+
+def test_half_a_group_at_its_most_leaves_nothing_to_divide() -> None:
+    slow = Claim(tokens=25_520, speed=1276.0, seen=(2.0**18,))
+    fast = Claim(tokens=32_880, speed=1644.0, seen=(2.0**23,))
+    wire = ReduceFormat(30_000_000, compressor("int8"))
+    assert TimeBalanced().allot([fast, slow], wire, 30, 512).steps == (60, 1)
+    work = TimeBalanced().allocate([1e3] * 2 + [1.0] * 2, links(*[1e15] * 4), 40, 100)
+    assert work.steps == (20, 20, 0, 0)
+
+
 @given(rates=st.lists(st.floats(1e3, 1e9), min_size=3, max_size=9), payload=st.integers(1, 10**9))
 def test_shares_make_the_slowest_exchange_short(rates: list[float], payload: int) -> None:
     shares = TimeBalanced(most=9.0).allocate([1.0] * len(rates), links(*rates), 10, payload).shares

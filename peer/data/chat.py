@@ -22,9 +22,8 @@ BYTE_TEMPLATE = (
 )
 _DAY = "01 Jan 2026"  # of templates that name the date: the same text on every machine, and on every day
 _MARK = "\ue000"
-_FAILURES = (
-    TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError
-)
+MAX_LOOPED = 1_000_000  # numbers that the ranges of one rendering yield
+MAX_POWER = 64
 Message = Mapping[str, str]
 Span = tuple[int, int]
 
@@ -78,14 +77,17 @@ class ChatTemplate:
             ValueError: the template refuses it.
         """
         try:
-            rendered = self._template.render(
-                messages=messages, add_generation_prompt=prompts, tools=None, documents=None, **self._special
-            )
-        except _FAILURES as error:
+            pieces, size = [], 0
+            for piece in self._template.generate(
+                messages=messages, add_generation_prompt=prompts, tools=None, documents=None, range=_ranges(),
+                **self._special,
+            ):  # fmt: skip
+                pieces.append(piece)
+                if (size := size + len(piece)) > MAX_RENDERED:
+                    raise TemplateError("it makes too much text")
+        except Exception as error:  # a stranger's template can raise anything
             raise ValueError(f"refused by the chat template: {error}") from None
-        if len(rendered) > MAX_RENDERED:
-            raise ValueError("refused: the chat template makes too much text")
-        return str(rendered)
+        return "".join(pieces)
 
     def control_in(self, text: str) -> str:
         """The first control token that a text spells; empty if there is none."""
@@ -148,9 +150,44 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """One in which no multiplication, sum or power makes a value larger than any text that is taken."""
+
+    intercepted_binops = frozenset({"+", "*", "**"})
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        """Raises TemplateError where the result would be too large."""
+        sizes = [len(one) if isinstance(one, str | list | tuple) else None for one in (left, right)]
+        if operator == "**":
+            large = not isinstance(right, int | float) or abs(right) > MAX_POWER or abs(left) > MAX_RENDERED
+        elif operator == "*":
+            large = any(
+                size is not None and isinstance(times, int) and size * times > MAX_RENDERED
+                for size, times in zip(sizes, (right, left), strict=True)
+            )
+        else:
+            large = sum(size or 0 for size in sizes) > MAX_RENDERED
+        if large:
+            raise TemplateError(f"{operator} makes too large a value")
+        return super().call_binop(context, operator, left, right)
+
+
+def _ranges() -> Callable[..., range]:
+    """`range`, whose calls in one rendering share MAX_LOOPED."""
+    left = MAX_LOOPED
+
+    def bounded(*numbers: int) -> range:
+        nonlocal left
+        if (left := left - len(range(*numbers))) < 0:
+            raise TemplateError("it loops too often")
+        return range(*numbers)
+
+    return bounded
+
+
 @lru_cache(maxsize=4)
 def _compiled(source: str) -> Any:
-    environment = ImmutableSandboxedEnvironment(
+    environment = _Sandbox(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = _json

@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from jinja2 import TemplateError
 from tokenizers import Tokenizer as FastTokenizer
 
 from peer.data.chat import BYTE_TEMPLATE, ChatTemplate, Conversation
@@ -128,7 +127,7 @@ class FastEncoder:
         """See `TextEncoder.chat`."""
         try:
             return None if self._chat is None else ChatTemplate(*self._chat, list(self._control.ids))
-        except TemplateError:
+        except Exception:  # a stranger's template: its compiler raises more than TemplateError
             return None
 
     @cached_property

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from peer.data import encode
-from peer.data.chat import Conversation
+from peer.data.chat import MAX_RENDERED, ChatTemplate, Conversation
 from peer.data.corpus import ReadingOptions, open_corpus
 from peer.data.encode import ID_MASK, INNER, UNLEARNED, DocumentEncoder, encoder_of
 from peer.data.pretrained_tokenizer import HubTokenizer
@@ -94,6 +94,27 @@ def test_the_ids_are_those_of_transformers_and_the_assistant_alone_is_learned(te
     assert [int(token) for token in everything if token & ID_MASK == made.eos_token_id and not token & INNER] == [
         made.eos_token_id
     ]
+
+
+@pytest.mark.parametrize(("source", "reason"), [
+    ("{% set x = 'a' * 100000000 %}{{ x|length }}", "too large"), ("{{ [1] * 100000000 }}", "too large"),
+    ("{{ 9 ** 9 ** 9 }}", "too large"),
+    ("{% set x = namespace(s='ab') %}{% for i in range(40) %}{% set x.s = x.s + x.s %}{% endfor %}", "too large"),
+    ("{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}", "loops too often"),
+    ("{% for a in range(99999) %}{{ messages[0].content }}{% endfor %}", "too much text"),
+    ("{{ 'x'|truncate(1, leeway=0) }}", ""), ("{{ raise_exception('never') }}", "never"),
+])  # fmt: skip
+def test_a_hostile_template_is_refused_in_bounded_time_and_memory(source, reason):
+    template = ChatTemplate(source, {}, [])
+    with pytest.raises(ValueError, match=f"refused by the chat template: .*{reason}"):
+        template.render([{"role": "user", "content": "a" * (MAX_RENDERED >> 12)}])
+
+
+@pytest.mark.parametrize("source", ["{% for a in [] %}" * 25 + "{% endfor %}" * 25, "{% break %}", "{% if %}"])
+def test_a_template_that_cannot_be_compiled_counts_as_none(source):
+    definition = RawTokenizer(models.BPE(vocab={"a": 0}, merges=[])).to_str()
+    assert encode.FastEncoder(definition, 0, {}, 1, ("{{ messages }}", {})).chat is not None
+    assert encode.FastEncoder(definition, 0, {}, 1, (source, {})).chat is None
 
 
 def test_a_turn_that_the_template_rewrites_is_found_by_what_comes_before_it():

@@ -56,7 +56,8 @@ def write_folder(path: Path, write: Callable[[Path], None], replace: bool = Fals
     """
     if not replace and path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise CheckpointError(f"{path} exists already", "choose another folder for the export, or remove this one")
-    aside = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+    place = path.resolve()  # of a link, what it leads to
+    aside, before = (place.with_name(f"{place.name}.{word}-{os.getpid()}") for word in ("tmp", "old"))
     remove_tree(aside)
     try:
         aside.mkdir(parents=True)
@@ -64,15 +65,15 @@ def write_folder(path: Path, write: Callable[[Path], None], replace: bool = Fals
         unify_modes(aside)
         for file in (*aside.iterdir(), aside):
             flush(file)
-        if replace and path.exists():
-            path.rename(before := path.with_name(f"{path.name}.old-{os.getpid()}"))
-            aside.rename(path)
-            remove_tree(before)
-        else:
-            aside.rename(path)
-        flush(path.parent)
+        if replace and place.exists():
+            place.rename(before)
+        aside.rename(place)
+        flush(place.parent)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"cannot export to {path}: {error}", "check the disk and the permissions") from error
     finally:
+        if before.exists() and not place.exists():
+            before.rename(place)
+        remove_tree(before)
         remove_tree(aside)
     return path

@@ -46,11 +46,16 @@ def load_state_tensors(optimizer: torch.optim.Optimizer, tensors: Mapping[str, T
     for name, tensor in tensors.items():
         place, _, field = name.partition(".")
         fits = place.isdecimal() and int(place) < len(parameters)
-        if not fits or (tensor.ndim > 0 and tensor.numel() > parameters[int(place)].numel()):
+        number = field.endswith(f".{_NUMBER}")
+        most = 1 if number or tensor.ndim == 0 else parameters[int(place)].numel() if fits else 0
+        if not fits or tensor.numel() > most or (number and not tensor.numel()):
             what = f"optimizer state {name[:64]!r} of shape {list(tensor.shape)[:8]}: the optimizer has no such"
             raise UserError(what, "resume with the optimizer that the script had")
-        number = field.endswith(f".{_NUMBER}")
         value = float(tensor) if number else tensor.clone()
         kept = int(value) if isinstance(value, float) and value.is_integer() else value
         state.setdefault(int(place), {})[field.removesuffix(f".{_NUMBER}")] = kept
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    try:
+        optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    except (KeyError, ValueError, RuntimeError) as error:
+        what = f"the state does not fit {type(optimizer).__name__}: {type(error).__name__}: {str(error)[:200]}"
+        raise UserError(what, "resume with the optimizer that the script had") from None

@@ -6,7 +6,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from peer.checkpoint.export import export_model
+from peer.checkpoint import export
+from peer.checkpoint.export import export_model, write_folder
 from peer.checkpoint.inventory import CheckpointError
 from peer.data.tokenizer import ByteTokenizer
 
@@ -32,6 +33,37 @@ def test_an_export_loads_with_transformers_and_gives_the_same_logits(tmp_path):
         assert torch.equal(loaded(input_ids=ids).logits, model.train(False)(input_ids=ids).logits)
     assert list(path.glob("*.safetensors"))
     assert not list(path.glob("*.bin"))
+
+
+def test_a_replaced_export_keeps_its_link_and_leaves_nothing_behind_even_when_interrupted(tmp_path, monkeypatch):
+    (tmp_path / "disk" / "model").mkdir(parents=True)
+    (tmp_path / "disk" / "model" / "first").touch()
+    link = tmp_path / "export"
+    link.symlink_to(tmp_path / "disk" / "model")
+    write_folder(link, lambda folder: (folder / "second").touch(), replace=True)
+    assert link.is_symlink()
+    assert [file.name for file in link.iterdir()] == ["second"]
+
+    def interrupted(path):
+        if path == tmp_path / "disk":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(export, "flush", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_folder(link, lambda folder: (folder / "third").touch(), replace=True)
+    assert [file.name for file in link.iterdir()] == ["third"]
+    rename = Path.rename
+
+    def refused(path, to):
+        if ".tmp-" in path.name:
+            raise OSError("no space")
+        return rename(path, to)
+
+    monkeypatch.setattr(Path, "rename", refused)
+    with pytest.raises(CheckpointError, match="no space"):
+        write_folder(link, lambda folder: (folder / "fourth").touch(), replace=True)
+    assert [file.name for file in link.iterdir()] == ["third"]
+    assert [file.name for file in (tmp_path / "disk").iterdir()] == ["model"]
 
 
 def test_a_folder_with_something_in_it_is_not_overwritten(tmp_path):

@@ -75,5 +75,5 @@ def test_a_second_ctrl_c_skips_the_export_and_a_large_one_is_not_tried(tmp_path,
     assert "was not exported: interrupted" in caplog.text
     caplog.set_level("INFO")
     assert export_at_once(peer_of(tmp_path, numel=int(EXPORT_S * 100e6)), HOOKS) is None
-    assert f"`atoll export {tmp_path}` does it" in caplog.text
+    assert f"`atoll export {tmp_path}` reads the last checkpoint" in caplog.text
     assert list(tmp_path.iterdir()) == []

@@ -153,6 +153,10 @@ def test_the_state_of_another_optimizer_is_refused() -> None:
     for name, size in {"9.exp_avg": 3, "0.exp_avg": 500, "x.exp_avg": 1}.items():
         with pytest.raises(UserError, match="the optimizer has no such"):
             load_state_tensors(optimizer, {name: torch.zeros(size)})
+    with pytest.raises(UserError, match="the optimizer has no such"):
+        load_state_tensors(optimizer, {"0.step.number": torch.zeros(3)})
+    with pytest.raises(UserError, match="does not fit AdamW: KeyError: 'step'"):
+        load_state_tensors(torch.optim.AdamW(network().parameters(), 0.1), {"0.exp_avg": torch.zeros(2)})
     optimizer.state[network()[0].weight] = {"step": 3, "flag": "x"}
     optimizer.param_groups[0]["params"][0] = next(iter(optimizer.state))
     with pytest.raises(CheckpointError, match="'flag', which is neither a number"):

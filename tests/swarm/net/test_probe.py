@@ -6,6 +6,8 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
+from google.protobuf.message import DecodeError
+from hivemind.p2p import P2PHandlerError
 
 from peer.protocol.wire import Kind
 from peer.swarm.net import probe
@@ -50,6 +52,16 @@ async def test_reachability(monkeypatch, client, reached, level):
     finding = await reach_finding(node)
     assert (finding.level, "--host-maddrs" in finding.advice) == (level, level == "warn")
     assert client or "4001" in finding.text
+
+
+@pytest.mark.parametrize("error", [P2PHandlerError("mine"), DecodeError("broken"), TimeoutError()], ids=repr)
+async def test_a_ping_ends_quietly_whatever_its_answer_raises(error):
+    async def rpc_ping(_):
+        raise error
+
+    protocol = SimpleNamespace(node_info=None, get_stub=lambda _: SimpleNamespace(rpc_ping=rpc_ping))
+    node = SimpleNamespace(dht=SimpleNamespace(protocol=protocol), timing=SimpleNamespace(dht_timeout_s=1.0))
+    assert await probe.ping(node, "12D3KooWGekoMmCizPeSWJfpZ1o8188qycJNG11Ra8gft7Bpsft7") is None
 
 
 async def test_a_swarm_that_answers_no_ping(network):

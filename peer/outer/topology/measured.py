@@ -26,7 +26,11 @@ def agreed_links(said: Said) -> Links | None:
         None where nothing is said: then all links count as equal.
     """
     members = range(len(said))
-    rates = [[_between(said, i, j) if i != j else None for j in members] for i in members]
+    heard: list[dict[int, float]] = [{} for _ in members]  # [j][i]: what i says of its line to j
+    for i, word in enumerate(said):
+        for j, rate in word.items():
+            heard[j][i] = rate
+    rates = [[_between(heard, i, j) if i != j else None for j in members] for i in members]
     known = [rate for row in rates for rate in row if rate is not None]
     if not known:
         return None
@@ -36,13 +40,12 @@ def agreed_links(said: Said) -> Links | None:
     return Links(up=fastest, down=fastest, pair=pair)
 
 
-def _between(said: Said, one: int, other: int) -> float | None:
-    ends = [said[i][j] for i, j in ((one, other), (other, one)) if j in said[i]]
+def _between(heard: Said, one: int, other: int) -> float | None:
+    ends = [heard[j][i] for i, j in ((one, other), (other, one)) if i in heard[j]]
     if not ends:
         return None
     words = (
-        [word[end] for member, word in enumerate(said) if member not in (one, other) and end in word]
-        for end in (one, other)
+        [rate for member, rate in heard[end].items() if member not in (one, other)] for end in (one, other)
     )
     limits = [median_high(own) for own in words if own]
     if len(ends) == 1:

@@ -66,7 +66,7 @@ class LineMeter:
             self._exponents[peer_id] = before
 
 
-@lru_cache(maxsize=4)  # asked several times a round, and it takes the cube of the peers
+@lru_cache(maxsize=4)  # asked several times a round
 def _links(texts: tuple[str, ...], names: tuple[str, ...]) -> Links | None:
     places = {name: place for place, name in enumerate(names)}
     return agreed_links([

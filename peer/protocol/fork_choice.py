@@ -1,16 +1,15 @@
 """Which of two chains a peer follows: identities that cost nothing have no say. docs/security.md argues why.
 
 Two chains are compared at their common ancestor. The identities that had passed probation there are *established*;
-each weighs the tokens that it had contributed up to the ancestor, capped. A branch weighs what the established
+each weighs the tokens that it had contributed up to the ancestor, `capped`. A branch weighs what the established
 identities that signed it weigh together. An identity that signed both branches counts for neither.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import Enum
-from statistics import median_low
 
 from peer.protocol.chain import ChainTally, tally_of
 from peer.protocol.lineage import Certificate, chain_weight, heavier
@@ -36,34 +35,32 @@ class ForkRule:
     """Compares chains of one run.
 
     Attributes:
-        probation_rounds: committed rounds after which an identity is established. Of an ancestor that is younger,
-            two thirds of its rounds.
-        largest_weight: an established identity weighs at most this many times the median of them.
+        probation_rounds: committed rounds after which an identity is established. Of an ancestor with fewer than
+            three times as many links, a third of them.
         private: peers know each other: the chain with more committed tokens wins.
     """
 
     probation_rounds: int = 10
-    largest_weight: int = 3
     private: bool = False
 
     @classmethod
     def of(cls, trust: TrustSpec) -> ForkRule:
         """The rule of a run."""
-        return cls(
-            probation_rounds=trust.probation_rounds,
-            largest_weight=trust.largest_weight,
-            private=trust.mode == "private",
-        )
+        return cls(probation_rounds=trust.probation_rounds, private=trust.mode == "private")
 
     def established(self, ancestor: Sequence[Certificate]) -> dict[str, int]:
-        """Who has a say about what follows these links, and how much, in tokens; no identity at genesis."""
-        return self._weights(tally_of(ancestor))
+        """Who has a say about what follows these links, and the tokens that each has contributed; no identity at
+        genesis.
+        """
+        return self._contributed(tally_of(ancestor))
 
-    def _weights(self, tally: ChainTally) -> dict[str, int]:
-        needed = max(1, min(self.probation_rounds, -(-2 * tally.links // 3)))
-        weights = {peer_id: tally.tokens[peer_id] for peer_id, count in tally.rounds.items() if count >= needed}
-        cap = self.largest_weight * median_low(weights.values()) if weights else 0
-        return {peer_id: min(weight, cap) for peer_id, weight in weights.items()}
+    def _contributed(self, tally: ChainTally, there: Set[str] | None = None) -> dict[str, int]:
+        needed = max(1, min(self.probation_rounds, tally.links // 3))
+        return {
+            peer_id: tally.tokens[peer_id]
+            for peer_id, count in tally.rounds.items()
+            if count >= needed and (there is None or peer_id in there)
+        }
 
     def judge(
         self, ancestor: Sequence[Certificate], own: Sequence[Certificate], other: Sequence[Certificate]
@@ -80,9 +77,9 @@ class ForkRule:
             return self._by_tokens(own, other)
         if len(own) > FINAL_LINKS:
             return ForkVerdict.KEEP
-        weights = self.established(ancestor)
         if not own:
-            return self._extends(weights, ancestor[-RECENT_LINKS:], other)
+            return self._extends(ancestor, other)
+        weights = capped(self.established(ancestor))
         mine, theirs = signers(own), signers(other)
         kept = sum(weights.get(peer_id, 0) for peer_id in mine - theirs)
         offered = sum(weights.get(peer_id, 0) for peer_id in theirs - mine)
@@ -110,31 +107,26 @@ class ForkRule:
         held = known = min(len(chain), max(known, 1))
         tally, tallied = tally_of(chain[:held]), held
         while True:
-            weights, tallied = self._weights(tally.add(chain[tallied:held])), held
+            tally.add(chain[tallied:held])
             if forked and held == known:
                 there = signers(chain[known:])
             else:
-                first = max(known if forked else 0, held - RECENT_LINKS)
-                there = {member.peer_id for one in chain[first:held] for member in one.link.roster}
-            needed, signed = sum(weights.get(peer_id, 0) for peer_id in there), set[str]()
+                there = listed(chain[max(known if forked else 0, held - RECENT_LINKS) : held])
+            weights, signed, tallied = capped(self._contributed(tally, there)), set[str](), held
             for place, certificate in enumerate(chain[held:], held + 1):
-                signed |= weights.keys() & certificate.signatures.keys()
-                if needed and 2 * sum(weights[peer_id] for peer_id in signed) >= needed:
+                signed |= certificate.signatures.keys()
+                if weights and _half(weights, signed):
                     held = place
                     break
             else:
                 return held
 
-    def _extends(
-        self, weights: dict[str, int], recent: Sequence[Certificate], other: Sequence[Certificate]
-    ) -> ForkVerdict:
+    def _extends(self, ancestor: Sequence[Certificate], other: Sequence[Certificate]) -> ForkVerdict:
         """Without links of its own a peer follows the half of the established that were there last."""
-        there = {member.peer_id for certificate in recent for member in certificate.link.roster}
-        active = sum(weight for peer_id, weight in weights.items() if peer_id in there)
-        if active == 0:
-            return ForkVerdict.FOLLOW if not recent else ForkVerdict.WEIGHTLESS
-        signed = sum(weights.get(peer_id, 0) for peer_id in signers(other))
-        return ForkVerdict.FOLLOW if 2 * signed >= active else ForkVerdict.WEIGHTLESS
+        if not ancestor:
+            return ForkVerdict.FOLLOW
+        weights = capped(self._contributed(tally_of(ancestor), listed(ancestor[-RECENT_LINKS:])))
+        return ForkVerdict.FOLLOW if weights and _half(weights, signers(other)) else ForkVerdict.WEIGHTLESS
 
     @staticmethod
     def _by_tokens(own: Sequence[Certificate], other: Sequence[Certificate]) -> ForkVerdict:
@@ -142,6 +134,27 @@ class ForkRule:
             return ForkVerdict.FOLLOW
         first = (chain_weight(other), other[-1].link.id, chain_weight(own), own[-1].link.id)
         return ForkVerdict.FOLLOW if heavier(*first) else ForkVerdict.KEEP
+
+
+def capped(weights: Mapping[str, int]) -> dict[str, int]:
+    """Weights of which the largest, if they hold too much, are cut to as much as half of themselves.
+
+    Of four identities or more none shall hold more than a third of the whole, of fewer none more than half: so that
+    the others can continue without it. A cut that went further would let many small identities outweigh a large one.
+    """
+    first, second, *_ = [*sorted(weights.values(), reverse=True), 0, 0]
+    rest = sum(weights.values()) - first
+    cap = min(rest // 2, rest - second) if len(weights) > 3 else rest
+    return {peer_id: min(weight, max(cap, -(-weight // 2))) for peer_id, weight in weights.items()}
+
+
+def _half(weights: Mapping[str, int], signed: Set[str]) -> bool:
+    return 2 * sum(weight for peer_id, weight in weights.items() if peer_id in signed) >= sum(weights.values())
+
+
+def listed(links: Iterable[Certificate]) -> set[str]:
+    """The members of the rosters of these links."""
+    return {member.peer_id for certificate in links for member in certificate.link.roster}
 
 
 def signers(branch: Iterable[Certificate]) -> set[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 
 import pytest
 from hypothesis import given
@@ -11,12 +12,14 @@ from hypothesis import strategies as st
 from peer.errors import ProtocolError
 from peer.protocol.chain import shared_links
 from peer.protocol.checkpoints import Checkpoint, choose, open_checkpoint, seal_checkpoint
-from peer.protocol.fork_choice import FINAL_LINKS, RECENT_LINKS, ForkRule, ForkVerdict, signers
+from peer.protocol.fork_choice import FINAL_LINKS, RECENT_LINKS, ForkRule, ForkVerdict, capped, signers
 from peer.protocol.identity import Identity
-from peer.protocol.lineage import Certificate, Link, Member
+from peer.protocol.lineage import Certificate, Link, Member, quorum
+from peer.protocol.weights import WeightRule
 
 RUN, GENESIS = "1" * 64, "0" * 64
-RULE = ForkRule(probation_rounds=10, largest_weight=3)
+RULE = ForkRule(probation_rounds=10)
+WEIGHTS = WeightRule(nominal_tokens=64, largest_weight=3, probation_rounds=10, newcomers_thousandths=200)
 SALT = itertools.count()
 
 
@@ -118,16 +121,75 @@ def test_a_member_that_did_not_sign_supports_nothing():
     assert judge(past, listed) is ForkVerdict.WEIGHTLESS
 
 
-def test_of_a_young_ancestor_two_thirds_of_its_rounds_establish():
+def test_of_a_young_ancestor_a_third_of_its_rounds_establishes():
     assert RULE.established(extend([], 1, ["a"])) == {"a": 64}
     assert RULE.established([]) == {}
-    late = extend(extend([], 4, ["a", "b"]), 2, ["a", "c"])
-    assert set(RULE.established(late)) == {"a", "b"}  # four of six rounds; c was in two
+    late = extend(extend([], 7, ["a", "b"]), 2, ["a", "c"])
+    assert set(RULE.established(late)) == {"a", "b"}  # seven of nine rounds; c was in two
+    assert set(RULE.established(extend(late, 1, ["c"]))) == {"a", "b", "c"}
 
 
-def test_an_old_peer_weighs_at_most_three_times_the_median():
-    past = extend(extend([], 100, ["a"], tokens=1000), 10, ["a", "b", "c"], tokens=10)
-    assert RULE.established(past) == {"a": 300, "b": 100, "c": 100}
+def test_many_small_identities_that_passed_probation_do_not_outweigh_three_old_ones():
+    past = extend(extend([], 100, ["a", "b", "c"]), 10, ["a", "b", "c", *crowd(16)], tokens=8)
+    honest, forged = extend(past, 1, ["a", "b", "c"]), extend(past, 50, crowd(16))
+    assert judge(honest, forged) is ForkVerdict.KEEP
+    assert judge(forged, honest) is ForkVerdict.FOLLOW
+    assert judge(past, forged) is ForkVerdict.WEIGHTLESS
+
+
+tokens = st.integers(1, 10**6)
+
+
+@given(st.lists(tokens, min_size=1, max_size=8), st.lists(tokens, max_size=60))
+def test_a_crowd_with_less_than_half_of_what_the_others_contributed_outweighs_them_nowhere(honest, crowded):
+    weights = {f"h{place}": weight for place, weight in enumerate(honest)}
+    weights |= {f"key{place}": weight for place, weight in enumerate(crowded)}
+    weights["h0"] += max(0, 2 * sum(crowded) + 1 - sum(honest))
+    cut = capped(weights)
+    ours = sum(weight for peer_id, weight in cut.items() if peer_id[0] == "h")
+    assert 2 * ours > sum(cut.values())
+    assert all(-(-weights[peer_id] // 2) <= weight <= weights[peer_id] for peer_id, weight in cut.items())
+
+
+@given(st.lists(tokens, min_size=4, max_size=12))
+def test_no_identity_holds_more_than_a_third_but_for_one_that_is_cut_to_half(contributed):
+    cut = capped({f"p{place}": weight for place, weight in enumerate(contributed)})
+    for place, weight in enumerate(contributed):
+        assert 3 * cut[f"p{place}"] <= sum(cut.values()) or cut[f"p{place}"] == -(-weight // 2)
+
+
+def played(rosters):
+    """A chain of these rosters with the weights that an open run gives to full claims."""
+    chain, seen = [], Counter()
+    for roster in rosters:
+        weights = WEIGHTS.weigh([(peer_id, 64) for peer_id in roster], seen)
+        link = Link(
+            run_id=RUN, round=len(chain), parent=chain[-1].link.id if chain else GENESIS,
+            roster=tuple(Member(peer_id=p, tokens=weight) for p, weight in zip(roster, weights, strict=True)),
+            update_digest=f"{next(SALT):064x}", state_digest=GENESIS,
+        )  # fmt: skip
+        chain.append(Certificate(link=link, signatures=dict.fromkeys(roster, "0" * 128)))
+        seen.update(roster)
+    return chain
+
+
+@pytest.mark.parametrize("rounds", [2, 3, 5, 10, 11, 12, 20, 30, 40])
+@pytest.mark.parametrize("peers", ["abc", "abcd"])
+def test_after_a_death_in_the_first_rounds_the_others_follow_each_other_at_once(peers, rounds):
+    everyone = [peers] * rounds
+    without_one_of_the_slow = ["a" + "".join(peers[1 + n % (len(peers) - 1)]) for n in range(rounds)]
+    alone = min(5, rounds // 2)
+    one_came_first = [peers[0]] * alone + [peers] * (rounds - alone)
+    for rosters in (everyone, without_one_of_the_slow, one_came_first):
+        past = played(rosters)
+        for dead in peers:
+            others = [peer_id for peer_id in peers if peer_id != dead]
+            after = extend(past, 1, others)
+            assert judge(past, after) is ForkVerdict.FOLLOW, (dead, rosters)
+            assert RULE.carried(after, len(past)) == len(after)
+            if rosters is everyone:
+                silent = others[quorum(len(others)) :]
+                assert judge(past, extend(past, 1, others, absent=silent)) is ForkVerdict.FOLLOW
 
 
 def test_a_peer_gives_up_no_more_than_a_bounded_number_of_its_own_links():

@@ -1,9 +1,12 @@
-"""What the documentation says to type exists, and its manifests are valid."""
+"""What the documentation says to type exists, and its manifests are valid. `make walk` runs the commands."""
 
 from __future__ import annotations
 
+import argparse
+import importlib.util
 import re
 import shlex
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -12,37 +15,69 @@ import yaml
 import bootstrap.cli
 import peer.cli
 from peer.protocol.manifest import RunManifest
+from tests.pages import NEEDS, PAGES, ROOT, fences, lines
 
-ROOT = Path(__file__).resolve().parent.parent
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PARSERS = {"atoll": peer.cli.build_parser, "atoll-bootstrap": bootstrap.cli.build_parser}
+PROGRAM = re.compile(r"^(?:atoll|atoll-bootstrap|make|pip|uv|curl|docker|python) \S", re.MULTILINE)
+NOTED = re.compile(r"`((?:atoll|atoll-bootstrap|make|python -m) [^`]+)`")
+TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
-def commands(page: Path) -> list[list[str]]:
-    """Lines of code that begin with a command of ours; a line that ends in a backslash goes on."""
-    blocks = [text for _, text in FENCE.findall(page.read_text())]
-    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
-    return [words for line in lines if (words := shlex.split(line, comments=True)) and words[0] in PARSERS]
+def test_what_is_not_run_is_counted_by_what_it_needs() -> None:
+    """A new mark, or one more command that no test runs, changes these numbers."""
+    all_lines = [line for page in PAGES for line in lines(page)]
+    assert Counter(need for line in all_lines for need in line.needs) == {
+        "gpu": 5, "hub": 8, "index": 4, "root": 2, "clone": 10,
+    }  # fmt: skip
+    assert sum(not line.needs for line in all_lines) == 44
+    assert {need for line in all_lines for need in line.needs} == NEEDS.keys()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_command_in_a_page_is_one_that_the_program_takes(page: Path) -> None:
-    for name, *arguments in commands(page):
-        _, unknown = PARSERS[name]().parse_known_args(arguments)
-        assert unknown == [], f"{page.name}: {name} {' '.join(arguments)}"
+    for name, *arguments in (line.words for line in lines(page)):
+        if name in PARSERS:
+            _, unknown = PARSERS[name]().parse_known_args(arguments)
+            assert unknown == [], f"{page.name}: {name} {' '.join(arguments)}"
+        elif name == "make":
+            assert arguments[0] in TARGETS
+        elif name.endswith("python"):
+            assert importlib.util.find_spec(arguments[arguments.index("-m") + 1])
 
 
-def test_the_pages_have_commands() -> None:
-    found = {name for page in PAGES for name, *_ in commands(page)}
-    assert found == set(PARSERS)
-    assert sum(len(commands(page)) for page in PAGES) > 15
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_command_is_in_a_fence_of_commands(page: Path) -> None:
+    assert [text for _, kind, text in fences(page) if not kind and PROGRAM.search(text)] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_within_sentences_exist(page: Path) -> None:
+    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for noted in NOTED.findall(prose):
+        name, *arguments = shlex.split(noted)
+        if name == "make":
+            assert arguments[0] in TARGETS, noted
+        elif name == "python":
+            assert importlib.util.find_spec(arguments[1]), noted
+        else:
+            assert {word.split("=")[0] for word in arguments if word.startswith("--")} <= flags(name, arguments), noted
+
+
+def flags(name: str, arguments: list[str]) -> set[str]:
+    """All flags of the command that the arguments choose."""
+    parser: argparse.ArgumentParser = PARSERS[name]()
+    for word in arguments:
+        below = [action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+        if not below:
+            break
+        parser = below[0][word]
+    return set(parser._option_string_actions)
 
 
 def test_whole_manifests_in_pages_are_valid() -> None:
     found = 0
     for page in PAGES:
-        for kind, text in FENCE.findall(page.read_text()):
+        for _, kind, text in fences(page):
             document = yaml.safe_load(text) if kind == "yaml" else None
             if isinstance(document, dict) and {"name", "model"} <= set(document):
                 RunManifest.model_validate(document)

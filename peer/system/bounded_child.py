@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import resource
@@ -13,12 +12,14 @@ from collections.abc import Callable
 from typing import Any
 
 from peer.errors import UserError
+from peer.printable import printable
 from peer.system.exit_signals import ending_signals
 
 CPU_S = 60
 WALL_S = 180.0
 MEMORY_BYTES = 2 * 2**30  # on top of what this process has mapped
 MAX_RESULT_BYTES = 64 * 1024
+MAX_REASON_CHARS = 300
 
 
 def run_bounded(
@@ -33,30 +34,43 @@ def run_bounded(
         cpu_s, wall_s, memory_bytes: how much it may use.
 
     Raises:
-        UserError: that of `work`, or that it needs more than it may use.
+        UserError: that of `work`; the limit that it reached; or the exception, signal or exit code that ended it.
     """
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         _work_and_exit(work, writing, cpu_s, memory_bytes)
     os.close(writing)
+    content = None
     try:
         content = _read_until(reading, time.monotonic() + wall_s)
     finally:
         os.close(reading)
-        with contextlib.suppress(ProcessLookupError):
+        if content is None:
             os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if content is None:
+        raise UserError(f"{what} needs more than {wall_s:g} s to be made", hint)
     try:
         answer = json.loads(content)
     except ValueError:
-        raise UserError(
-            f"{what} needs more than {cpu_s} s of CPU, {wall_s:g} s, or {memory_bytes / 2**30:g} GiB to be made",
-            hint,
-        ) from None
+        limits = f"{cpu_s} s of CPU and {memory_bytes / 2**30:g} GiB of memory"
+        raise UserError(_ending(what, code, cpu_s, limits), hint) from None
     if "what" in answer:
         raise UserError(answer["what"], answer["hint"])
+    if "raised" in answer:
+        raise UserError(f"{what} cannot be made: {answer['raised']}", hint)
+    if "memory" in answer:
+        raise UserError(f"{what} needs more than {memory_bytes / 2**30:g} GiB of memory to be made", hint)
     return answer["result"]
+
+
+def _ending(what: str, code: int, cpu_s: int, limits: str) -> str:
+    """What is known about a child that ended without an answer; a negative code is a signal."""
+    if code == -signal.SIGXCPU:
+        return f"{what} needs more than {cpu_s} s of CPU to be made"
+    ended = f"a signal, {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    return f"{what} cannot be made: its process, which had {limits}, ended with {ended}"
 
 
 def _work_and_exit(work: Callable[[], Any], writing: int, cpu_s: int, memory_bytes: int) -> None:
@@ -74,23 +88,25 @@ def _work_and_exit(work: Callable[[], Any], writing: int, cpu_s: int, memory_byt
             answer = {"result": work()}
         except UserError as error:
             answer = {"what": error.what, "hint": error.hint}
+        except MemoryError:
+            answer = {"memory": True}
+        except Exception as error:
+            answer = {"raised": printable(f"{type(error).__name__}: {error}", MAX_REASON_CHARS)}
         os.write(writing, json.dumps(answer).encode()[:MAX_RESULT_BYTES])
         code = 0
     finally:
         os._exit(code)
 
 
-def _read_until(descriptor: int, deadline: float) -> bytes:
-    """The bytes received before the other end closes or the deadline passes."""
+def _read_until(descriptor: int, deadline: float) -> bytes | None:
+    """The bytes received until the other end closes; None if the deadline passes first."""
     content = b""
-    while (left := deadline - time.monotonic()) > 0 and len(content) <= MAX_RESULT_BYTES:
-        if not select.select([descriptor], [], [], left)[0]:
-            break
+    while select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]:
         piece = os.read(descriptor, MAX_RESULT_BYTES)
         if not piece:
-            break
-        content += piece
-    return content
+            return content
+        content += piece  # the other end writes MAX_RESULT_BYTES at most
+    return None
 
 
 def _mapped_bytes() -> int:

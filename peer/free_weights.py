@@ -13,14 +13,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from peer.errors import UserError
-from peer.outer.state.flat_layout import FlatLayout
+from peer.outer.state.flat_layout import FlatLayout, trained_parameters
 
 HINT = "write the file with atoll.save_weights(model, path)"
-
-
-def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that a swarm trains, by name; tied ones appear once."""
-    return {name: one for name, one in model.named_parameters() if one.requires_grad and one.is_floating_point()}
 
 
 def layout_of(model: nn.Module) -> FlatLayout:
@@ -29,7 +24,7 @@ def layout_of(model: nn.Module) -> FlatLayout:
     Raises:
         UserError: there is none.
     """
-    named = trainable(model)
+    named = trained_parameters(model)
     if not named:
         raise UserError("the model has no trainable parameter", "set requires_grad on those that the swarm trains")
     return FlatLayout.of_named((name, tuple(one.shape)) for name, one in named.items())
@@ -37,7 +32,7 @@ def layout_of(model: nn.Module) -> FlatLayout:
 
 def save_weights(model: nn.Module, path: str | Path) -> None:
     """Write the trainable parameters of a model, fp32: what `model.weights` in a manifest names."""
-    save_file({name: one.detach().float().cpu().contiguous() for name, one in trainable(model).items()}, path)
+    save_file({name: one.detach().float().cpu().contiguous() for name, one in trained_parameters(model).items()}, path)
 
 
 def layout_of_file(path: Path) -> FlatLayout:

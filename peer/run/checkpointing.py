@@ -14,13 +14,46 @@ from peer.checkpoint.inventory import CheckpointError
 from peer.checkpoint.writer import CheckpointWriter
 from peer.link.messages import Save, Saved, ToAgent
 from peer.link.supervisor import AgentGoneError
+from peer.link.sync import SwarmSync
 from peer.telemetry.write_guard import WriteGuard
+from peer.train.replica import ModelReplica
 
 log = logging.getLogger(__name__)
 PATIENCE_S, POLL_S = 1.5, 0.1
 WHAT = "checkpoints"
 BYTES_PER_S = 100e6  # of a slow disk
 Inner = tuple[Mapping[str, Mapping[str, Tensor]], Mapping[str, Any]]
+
+
+def inner_half(
+    sync: SwarmSync, replica: ModelReplica, optimizer: Mapping[str, Tensor], saved: Saved, run_id: str,
+    data: Mapping[str, Any], origin: Mapping[str, Any],
+) -> Inner:  # fmt: skip
+    """This process's half of a checkpoint.
+
+    Args:
+        optimizer: its state, as named tensors.
+        saved: the agent's half.
+        data, origin: where the peer is in its data, and what the order of that depends on.
+
+    Raises:
+        CheckpointError: a value is not finite.
+    """
+    parameters = sync.anchor.clone()
+    replica.read(parameters)
+    tensors = {"inner": {"parameters": parameters}, "optimizer": optimizer}
+    if second := sync.tensors():
+        tensors["second"] = second
+    for stem, named in tensors.items():
+        for name, tensor in named.items():
+            if not bool(tensor.isfinite().all()):
+                raise CheckpointError(
+                    f"{stem}: {name} is not finite (NaN or infinity)", "the checkpoints before are kept"
+                )
+    return tensors, {
+        "run_id": run_id, "lineage_id": saved.lineage_id, "progress": sync.progress(), "round": sync.round,
+        "data": data, "origin": origin,
+    }  # fmt: skip
 
 
 class Agent(Protocol):

@@ -7,7 +7,6 @@ import logging
 import sys
 from collections.abc import Callable, Iterator
 
-from peer.checkpoint.inventory import CheckpointError
 from peer.checkpoint.writer import CheckpointWriter
 from peer.data.batches import DataState
 from peer.errors import UserError
@@ -16,7 +15,7 @@ from peer.link.supervisor import AgentGoneError
 from peer.outer.record import RoundRecord
 from peer.protocol.line_limits import ActiveHours
 from peer.run.assemble import Peer
-from peer.run.checkpointing import Inner, Saving
+from peer.run.checkpointing import Inner, Saving, inner_half
 from peer.run.figures import TrainerReport
 from peer.run.resume import checkpoint_folder
 from peer.run.tasks import score
@@ -179,22 +178,10 @@ class PeerHooks:
 
     def _inner_state(self, saved: Saved) -> Inner:
         peer = self._peer
-        parameters = peer.sync.anchor.clone()
-        peer.replica.read(parameters)
-        tensors = {"inner": {"parameters": parameters}, "optimizer": optimizer_tensors(peer.optimizer)}
-        if second := peer.sync.tensors():
-            tensors["second"] = second
-        for name, tensor in (pair for named in tensors.values() for pair in named.items()):
-            if not bool(tensor.isfinite().all()):
-                raise CheckpointError(f"{name} is not finite (NaN or infinity)", "the checkpoints before are kept")
-        return tensors, {
-            "run_id": peer.manifest.run_id,
-            "lineage_id": saved.lineage_id,
-            "progress": peer.sync.progress(),
-            "round": peer.sync.round,
-            "data": self._data_state.to_dict(),
-            "origin": peer.text.origin,
-        }
+        return inner_half(
+            peer.sync, peer.replica, optimizer_tensors(peer.optimizer), saved, peer.manifest.run_id,
+            self._data_state.to_dict(), peer.text.origin,
+        )  # fmt: skip
 
     # -- what a person sees -----------------------------------------------------------------------------------------
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import nn
 from transformers import PreTrainedModel
 
 from peer.errors import UserError
@@ -134,8 +133,3 @@ def load_adapter(model: PreTrainedModel, folder: Path) -> None:
     missing = [name for name in loaded.missing_keys if "lora_" in name]
     if strange := [*loaded.unexpected_keys, *missing]:
         raise ValueError(f"not an adapter of this model: {', '.join(strange[:3])}")
-
-
-def trained_parameters(model: nn.Module) -> int:
-    """How many of a model's parameters train."""
-    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)

@@ -12,9 +12,10 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from peer.errors import UserError
 from peer.hub import MODEL_FILES, check_download, fetch
+from peer.outer.state.flat_layout import FlatLayout
 from peer.protocol.manifest import ModelSpec
 from peer.system.bounded_child import run_bounded
-from peer.train.adapter import add_adapter, base_digest, check_peft, trained_parameters
+from peer.train.adapter import add_adapter, base_digest, check_peft
 from peer.train.batch import Batch, positions_in_documents
 from peer.train.loss import LanguageLoss
 from peer.train.memory import ModelSize
@@ -133,7 +134,7 @@ def _sizes(spec: ModelSpec, vocab_size: int) -> dict[str, int]:
     names = ("vocab_size", "hidden_size", "layers")
     sizes = {name: number if isinstance(number, int) else 0 for name, number in zip(names, numbers, strict=True)}
     total = _parameters(skeleton)
-    return {"parameters": total, "frozen": total - trained_parameters(skeleton), **sizes}
+    return {"parameters": total, "frozen": total - FlatLayout.of(skeleton).numel, **sizes}
 
 
 def check_sequence_length(model: PreTrainedModel, sequence_length: int) -> None:

@@ -122,11 +122,11 @@ def _export(arguments: argparse.Namespace) -> int:
     if arguments.to.exists() and not (arguments.to.is_dir() and not any(arguments.to.iterdir())):
         raise UserError(f"--to {arguments.to} exists already", "choose another folder, or remove this one")
     trained = _opened(arguments)
-    from peer.train.adapter import trained_parameters
+    from peer.outer.state.flat_layout import FlatLayout
     from peer.use.export import export, upload
 
     path = export(trained, arguments.to, arguments.dtype, merged=arguments.merged)
-    print(f"{path}: {trained_parameters(trained.model):,} parameters in {arguments.dtype}")
+    print(f"{path}: {FlatLayout.of(trained.model).numel:,} parameters in {arguments.dtype}")
     if arguments.push_to_hub:
         print(upload(path, arguments.push_to_hub))
     return 0

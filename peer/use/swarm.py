@@ -15,12 +15,11 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from peer.checkpoint.inventory import CheckpointError
 from peer.checkpoint.writer import CheckpointWriter
 from peer.data.batches import DataState
 from peer.data.tokenizer import load_tokenizer
 from peer.errors import UserError
-from peer.free_weights import layout_of, trainable
+from peer.free_weights import layout_of
 from peer.link.agent_connection import AgentConnection
 from peer.link.limits import Limits
 from peer.link.messages import Anchor, LivePeers, Message, Published, RoundEnded, Saved, Stop, Stopped, TokenizerFetched
@@ -29,10 +28,10 @@ from peer.link.sync import SwarmSync
 from peer.outer.recipe.plan import RunPlan
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.record import RoundRecord
-from peer.outer.state.flat_layout import FlatLayout
+from peer.outer.state.flat_layout import FlatLayout, trained_parameters
 from peer.protocol.address import PeerAddress, parse_peer_address
 from peer.run.assemble import local_anchor, plan_of, share
-from peer.run.checkpointing import Inner, Saving
+from peer.run.checkpointing import Inner, Saving, inner_half
 from peer.run.join import LOCK_NAME
 from peer.run.lifecycle import DRAIN_S, LINGER_S, PUBLISHED_TIMEOUT_S, STATE_TIMEOUT_S, start_message
 from peer.run.local_rule import kept_beside
@@ -216,7 +215,8 @@ class Swarm:
         resumed = read_resumed(settings, plan.manifest, layout.numel, buffers, kept_beside(plan.recipe))
         shared = share(agent, self._model, plan.recipe, resumed, layout)
         self._replica, self._mapped = shared.replica, shared.mapped
-        local = local_anchor(shared, plan.recipe, next(iter(trainable(self._model).values())).device, StepHook())
+        device = next(iter(trained_parameters(self._model).values())).device
+        local = local_anchor(shared, plan.recipe, device, StepHook())
         rounds = plan.manifest.rounds
         connection = AgentConnection(
             agent, start.model_copy(update={"run_id": plan.manifest.run_id}), shared.mapped
@@ -252,7 +252,7 @@ class Swarm:
             return layout
         vocab_size = load_tokenizer(plan.manifest.tokenizer, self._settings.output_dir).vocab_size
         wanted = FlatLayout.of(build_skeleton(spec, vocab_size), plan.recipe.cut)
-        own = {name: tuple(one.shape) for name, one in trainable(self._model).items()}
+        own = {name: tuple(one.shape) for name, one in trained_parameters(self._model).items()}
         named = dict(zip(wanted.names, wanted.shapes, strict=True))
         if own != named:
             name = min(own.keys() ^ named.keys() or {name for name in own if own[name] != named[name]})
@@ -263,19 +263,9 @@ class Swarm:
         return wanted
 
     def _inner_state(self, sync: SwarmSync, run_id: str, saved: Saved) -> Inner:
-        """The script's half of a checkpoint: as that of `atoll join`, but for the data, which is the script's own."""
-        parameters = sync.anchor.clone()
-        self._replica.read(parameters)
-        tensors = {"inner": {"parameters": parameters}, "optimizer": state_tensors(self._optimizer)}
-        if second := sync.tensors():
-            tensors["second"] = second
-        for stem, named in tensors.items():
-            if not all(bool(tensor.isfinite().all()) for tensor in named.values()):
-                raise CheckpointError(f"{stem} is not finite (NaN or infinity)", "the checkpoints before are kept")
-        return tensors, {
-            "run_id": run_id, "lineage_id": saved.lineage_id, "progress": sync.progress(), "round": sync.round,
-            "data": DataState(seed=0).to_dict(), "origin": {},
-        }  # fmt: skip
+        """As that of `atoll join`, but for the data, which is the script's own."""
+        optimizer = state_tensors(self._optimizer)
+        return inner_half(sync, self._replica, optimizer, saved, run_id, DataState(seed=0).to_dict(), {})
 
     def _on_message(self, message: Message) -> None:
         if isinstance(message, RoundEnded):

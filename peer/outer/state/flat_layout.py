@@ -68,7 +68,7 @@ class FlatLayout:
         Raises:
             UserError: more fragments than blocks.
         """
-        named = [(name, tuple(parameter.shape)) for name, parameter in _trained_parameters(model)]
+        named = [(name, tuple(parameter.shape)) for name, parameter in trained_parameters(model).items()]
         if (num_fragments := cut.num_fragments) > 1:
             of_each = fragment_of_each([name for name, _ in named], cut)
             named = [one for fragment in range(num_fragments) for one, own in zip(named, of_each, strict=True)
@@ -139,7 +139,7 @@ class FlatLayout:
         assert fits, f"flat vector is {tuple(flat.shape)} from {first} on, the layout has ({self.numel},)"
         assert flat.dtype == torch.float32, f"flat vector is {flat.dtype}, must be torch.float32"
         assert flat.device.type == "cpu", f"flat vector is on {flat.device}, must be on the CPU"
-        parameters, copied = dict(_trained_parameters(model)), 0
+        parameters, copied = trained_parameters(model), 0
         missing = sorted(set(self.names) - parameters.keys())
         assert not missing, f"parameters {missing} are not there"
         for name, shape, offset in zip(self.names, self.shapes, self.offsets, strict=True):
@@ -282,5 +282,6 @@ def _append(ranges: list[tuple[int, int]], start: int, stop: int) -> None:
         ranges.append((start, stop))
 
 
-def _trained_parameters(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
-    return [(name, one) for name, one in model.named_parameters() if one.requires_grad and one.is_floating_point()]
+def trained_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """The parameters that a swarm trains, by name; tied ones appear once."""
+    return {name: one for name, one in model.named_parameters() if one.requires_grad and one.is_floating_point()}

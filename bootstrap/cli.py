@@ -22,6 +22,7 @@ restart it with the same --identity-path and they reconnect."""
 EPILOG = """\
 examples:
   atoll-bootstrap configs/runs/quickstart.yaml --http 127.0.0.1:8080
+  atoll-bootstrap run.yaml --from runs/peer/export
   atoll-bootstrap run.yaml --host-maddrs /ip4/0.0.0.0/tcp/31337 --announce-maddrs /ip4/203.0.113.7/tcp/31337"""
 
 
@@ -36,6 +37,8 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--version", action="version", version=f"atoll {version('atoll')}")
     add("manifest", type=Path, metavar="MANIFEST", help="YAML file that describes the run")
+    add("--from", type=Path, dest="base", metavar="DIR",
+        help="continue an exported model: its weights and config in place of the manifest's model")  # fmt: skip
     add(
         "--host-maddrs",
         nargs="+",

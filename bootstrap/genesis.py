@@ -21,7 +21,16 @@ from pydantic import Field
 
 from peer.errors import ProtocolError, UserError
 from peer.protocol import hashing
-from peer.protocol.manifest import COMMIT_PATTERN, Digest, ModelSpec, RecipeSpec, RunManifest, Spec, TokenizerSpec
+from peer.protocol.manifest import (
+    COMMIT_PATTERN,
+    ORGANISER,
+    Digest,
+    ModelSpec,
+    RecipeSpec,
+    RunManifest,
+    Spec,
+    TokenizerSpec,
+)
 from peer.protocol.pinning import with_commits
 from peer.protocol.records import dump_json, parse_json
 from peer.protocol.wire import SnapshotMeta
@@ -47,6 +56,7 @@ class Figures(Spec):
         commits: what the branches that it names on the hub were then, by section.
         tokenizer: what other machines learn about it.
         base: digest of the model that an adapter stands on.
+        model: architecture and config of the organiser's folder that it was built from.
     """
 
     manifest: RunManifest
@@ -57,6 +67,7 @@ class Figures(Spec):
     commits: dict[Annotated[str, Field(pattern=r"^[a-z0-9.]{1,32}$")], Commit] = Field(default_factory=dict)
     tokenizer: TokenizerSpec
     base: Digest | None = None
+    model: ModelSpec | None = None
 
 
 @dataclass(frozen=True)
@@ -77,14 +88,19 @@ class GenesisBuild:
         manifest: the run, which may name its genesis.
         manifest_path: its file; the child reads it once more.
         state_dir: the node's folder.
+        base: folder of the model that the run continues, which the child reads as well.
         new_run: open another run where the folder holds one.
 
     Raises:
         UserError: the folder holds another run.
     """
 
-    def __init__(self, manifest: RunManifest, manifest_path: Path, state_dir: Path, *, new_run: bool = False) -> None:
+    def __init__(
+        self, manifest: RunManifest, manifest_path: Path, state_dir: Path, *, base: Path | None = None,
+        new_run: bool = False,
+    ) -> None:  # fmt: skip
         self._manifest, self._manifest_path = _with_layout(_keep_tokenizer(manifest, state_dir)), manifest_path
+        self._base = base
         self._state_path, self._figures_path = state_dir / "genesis.bin", state_dir / "genesis.json"
         self._built_from = self._manifest.model_copy(update={"genesis": None})
         self._kept = self._read_figures()
@@ -146,12 +162,13 @@ class GenesisBuild:
         said = json.loads(output.splitlines()[-1])
         if child.returncode == 2:
             raise UserError(said["what"], said["hint"])
-        return Figures.model_validate({"manifest": self._built_from, **said})
+        return Figures.model_validate({"manifest": self._built_from, **said}, context=ORGANISER)
 
     async def _start_child(self) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
             sys.executable, "-m", "peer.genesis", str(self._manifest_path), "--out", str(self._state_path),
-            "--parent", str(os.getpid()), stdout=asyncio.subprocess.PIPE,
+            "--parent", str(os.getpid()), *(["--from", str(self._base)] if self._base is not None else []),
+            stdout=asyncio.subprocess.PIPE,
         )  # fmt: skip
 
     def _genesis(self, figures: Figures) -> Genesis:
@@ -163,6 +180,7 @@ class GenesisBuild:
         if figures.base is not None:
             pinned = pinned.model_copy(update={"model": pinned.model.model_copy(update={"base": figures.base})})
         changes = {
+            **({"model": figures.model} if figures.model is not None else {}),
             "genesis": figures.digest, "tokenizer": figures.tokenizer,
             "recipe": _with_fragments(self._manifest.recipe, len(figures.fragments)),
         }  # fmt: skip
@@ -170,7 +188,7 @@ class GenesisBuild:
 
     def _read_figures(self) -> Figures | None:
         try:
-            figures = parse_json(Figures, self._figures_path.read_bytes())
+            figures = parse_json(Figures, self._figures_path.read_bytes(), ORGANISER)
         except FileNotFoundError:
             return None
         except (OSError, ProtocolError) as error:

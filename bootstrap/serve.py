@@ -19,9 +19,10 @@ import uvloop
 
 from bootstrap.genesis import GenesisBuild
 from bootstrap.page.listening import listen, parse_place, url_of
+from peer.base_folder import read_organisers
 from peer.errors import UserError
 from peer.protocol.address import Reach, parse_host_address, parse_peer_address, reach_of
-from peer.protocol.manifest import ORGANISER, RunManifest, read_manifest
+from peer.protocol.manifest import RunManifest
 from peer.swarm.net.keys import check_identity
 from peer.swarm.net.socket_folder import open_socket_folder
 from peer.swarm.runtime.tasks import hush_foreign_noise
@@ -79,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check_arguments(arguments: argparse.Namespace) -> RunManifest:
-    manifest = read_manifest(arguments.manifest, ORGANISER)
+    manifest = read_organisers(arguments.manifest, arguments.base)
     for address in (*arguments.host_maddrs, *arguments.announce_maddrs):
         parse_host_address(address)
     for address in arguments.initial_peers:
@@ -94,7 +95,9 @@ async def _serve(
     loop.set_exception_handler(hush_foreign_noise)
     if arguments.initial_peers:
         await asyncio.to_thread(check_reachable, [parse_peer_address(address) for address in arguments.initial_peers])
-    building = GenesisBuild(manifest, arguments.manifest, arguments.state_dir, new_run=arguments.new_run)
+    building = GenesisBuild(
+        manifest, arguments.manifest, arguments.state_dir, base=arguments.base, new_run=arguments.new_run
+    )
     await building.start()
     with starting():  # torch and hivemind take seconds to import; the checks before need neither
         import bootstrap.node  # noqa: F401

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
+from peer.base_folder import folder_of, read_organisers
 from peer.data.tokenizer import Tokenizer, load_tokenizer, published_spec
 from peer.errors import UserError
 from peer.free_weights import layout_of_file, read_weights
@@ -22,12 +23,13 @@ from peer.hub import pin
 from peer.outer.recipe.plan import RunPlan
 from peer.outer.state.flat_layout import FlatLayout, count_blocks
 from peer.outer.state.outer_state import OuterState
-from peer.protocol.manifest import ORGANISER, RunManifest, read_manifest
+from peer.protocol.manifest import RunManifest
 from peer.protocol.pinning import on_hub
 from peer.system.death_signal import die_with_parent
 from peer.train.adapter import base_digest
 from peer.train.memory import check_memory
 from peer.train.model import build_model, check_trains, end_texts_with, measure_model
+from peer.train.written_config import as_architecture
 
 
 def build_initial_model(manifest: RunManifest, tokenizer: Tokenizer) -> PreTrainedModel:
@@ -89,14 +91,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m peer.genesis", description="build the initial state of a run")
     parser.add_argument("manifest", type=Path)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--from", type=Path, dest="base", help="folder of the model that the run continues")
     parser.add_argument("--parent", type=int, help="process id to die with")
     arguments = parser.parse_args()
     if arguments.parent is not None:
         die_with_parent(arguments.parent)
     torch.set_num_threads(1)
     try:
-        manifest = pin(read_manifest(arguments.manifest, ORGANISER))
+        manifest = pin(read_organisers(arguments.manifest, arguments.base))
         tokenizer = load_tokenizer(manifest.tokenizer)
+        own = folder_of(manifest.model)
+        written = as_architecture(manifest.model, tokenizer.vocab_size) if own is not None else None
         state, base = checked_genesis(manifest, tokenizer)
         _write_state(arguments.out, state)
     except UserError as error:
@@ -107,6 +112,7 @@ def main() -> None:
     figures = {
         "digest": state.digest(), "num_buffers": len(state.buffers), "chunks": digests,
         "fragments": state.fragments.sizes, "commits": commits, "base": base,
+        "model": None if written is None else written.model_dump(mode="json"),
         "tokenizer": published_spec(manifest.tokenizer, tokenizer).model_dump(mode="json"),
     }  # fmt: skip
     print(json.dumps(figures))

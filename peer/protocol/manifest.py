@@ -48,9 +48,9 @@ PeerIdText = Annotated[str, Field(pattern=rf"^[A-Za-z0-9][A-Za-z0-9-]{{0,{MAX_PE
 def _hub_name_or_folder(name: str, info: ValidationInfo) -> str:
     if re.fullmatch(HUB_PATTERN, name):
         return name
-    if info.context != ALONE:
+    if info.context not in (ALONE, ORGANISER):
         raise ValueError("must be a name on the hub, such as owner/model; other peers cannot read a folder of this "
-                         "machine (atoll simulate and atoll compare can)")
+                         "machine (atoll-bootstrap, atoll simulate and atoll compare can)")
     return own_folder(name)
 
 
@@ -65,6 +65,9 @@ def _own_file(name: str, info: ValidationInfo) -> str:
 
 class ModelSpec(Spec):
     """A transformers architecture with its config, a pretrained revision on the hub, or a model that scripts build.
+
+    `pretrained` may be a folder of the organiser's: other machines receive its architecture and config, and its weights
+    through the swarm.
 
     Of a script's model (`atoll.Swarm`) the organiser names `weights`, a safetensors file with the initial values of its
     trainable parameters; other machines receive their `layout`, a digest of names and shapes.
@@ -278,7 +281,7 @@ def read_manifest(path: str | Path, context: Mapping[str, bool] | None = None) -
 
     Args:
         context: ALONE if no other machine reads it, so that it may name folders of this one; ORGANISER for the
-            organiser's file, which may name the tokenizer's.
+            organiser's file, which may name folders of the model and the tokenizer.
 
     Raises:
         UserError: the file cannot be read, or what `parse_manifest` refuses.

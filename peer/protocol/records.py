@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Mapping
 from typing import Annotated, Literal, NamedTuple, TypeVar
 
 from pydantic import Field, ValidationError
@@ -114,10 +115,10 @@ def open_sealed(domain: str, blob: bytes, limit: int = MAX_RECORD_BYTES) -> tupl
     return signer, payload
 
 
-def parse_json(schema: type[SpecT], payload: bytes) -> SpecT:
-    """Strict JSON -> one of our schemas; raises ProtocolError, never anything else."""
+def parse_json(schema: type[SpecT], payload: bytes, context: Mapping[str, bool] | None = None) -> SpecT:
+    """Strict JSON -> one of our schemas; raises ProtocolError, never anything else. `context`: see `read_manifest`."""
     try:
-        return schema.model_validate_json(payload, strict=True)
+        return schema.model_validate_json(payload, strict=True, context=context)
     except (ValidationError, UnicodeDecodeError, RecursionError) as error:
         first = str(error).splitlines()[:3]
         raise ProtocolError(f"malformed {schema.__name__}: {' '.join(first)}") from None

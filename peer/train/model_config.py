@@ -146,14 +146,22 @@ def _raise_problems(architecture: str, problems: list[tuple[str, str]]) -> None:
 def _refusals(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """What no manifest may set, wherever it stands, and why."""
     for path in _paths(config):
-        key = path.rpartition(".")[2]
-        reason = _REFUSED.get(key) or (_OF_THE_WHOLE.get(key) if path == key else None)
-        if reason is None and key.startswith("_"):
-            reason = "it is private to transformers"
-        if reason is None and path == key and key in GenerationConfig._get_default_generation_params():
-            reason = "it is about generating text"
-        if reason is not None:
-            yield f"{path!r} cannot be set: {reason}", f"remove {key!r}"
+        if (reason := _reason_against(path)) is not None:
+            yield f"{path!r} cannot be set: {reason}", f"remove {path.rpartition('.')[2]!r}"
+
+
+def is_refused(path: str) -> bool:
+    """Whether no manifest may set this key of a config (`text_config.hidden_size`)."""
+    return _reason_against(path) is not None
+
+
+def _reason_against(path: str) -> str | None:
+    key = path.rpartition(".")[2]
+    if key.startswith("_"):
+        return "it is private to transformers"
+    if path == key and key in GenerationConfig._get_default_generation_params():
+        return "it is about generating text"
+    return _REFUSED.get(key) or (_OF_THE_WHOLE.get(key) if path == key else None)
 
 
 def _unknown(config: Mapping[str, Any], defaults: PretrainedConfig, prefix: str) -> Iterator[tuple[str, str]]:
@@ -166,7 +174,7 @@ def _unknown(config: Mapping[str, Any], defaults: PretrainedConfig, prefix: str)
             yield from _unknown(value, default, f"{prefix}{key}.")
         elif prefix and key in _OF_THE_WHOLE:
             continue
-        elif key not in known | refused | _UNUSED and key not in _read_by_code(defaults):
+        elif key not in refused | _UNUSED and key not in known_keys(defaults):
             yield f"unknown key {prefix + key!r}", did_you_mean(key, known)
 
 
@@ -210,6 +218,11 @@ def _number_like(default: Any, value: Any) -> Any:
     if type(default) is int and isinstance(value, float) and value.is_integer():
         return int(value)
     return float(value) if type(default) is float and type(value) is int else value
+
+
+def known_keys(defaults: PretrainedConfig) -> set[str]:
+    """The keys that an architecture reads: those of its config, and those that its code alone knows."""
+    return _settable(defaults) | _read_by_code(defaults)
 
 
 def _settable(config: PretrainedConfig) -> set[str]:

@@ -7,18 +7,21 @@ import json
 import logging
 
 import pytest
+import torch
 
 from bootstrap.genesis import GenesisBuild
+from peer.base_folder import read_organisers
 from peer.data.tokenizer import ByteTokenizer, load_tokenizer
 from peer.data.train_bpe import train_bpe
 from peer.errors import UserError
-from peer.genesis import checked_genesis
+from peer.genesis import build_initial_model, checked_genesis
 from peer.outer.recipe.plan import RunPlan
-from peer.outer.state.flat_layout import Cut
+from peer.outer.state.flat_layout import Cut, FlatLayout
 from peer.protocol.identity import Identity
-from peer.protocol.manifest import ORGANISER, parse_manifest
+from peer.protocol.manifest import parse_manifest
 from peer.protocol.records import open_manifest, seal_manifest
 from tests.network.bootstraps import DILOCO, MANIFEST
+from tests.train.tiny import tiny_model
 
 TEXT = MANIFEST.format(hidden=16, recipe=DILOCO, steps=5, wait=5.0, total="")
 
@@ -163,7 +166,7 @@ def open_run(folder, text, **more):
     (folder / "run.yaml").write_text(text)
 
     async def run():
-        manifest = parse_manifest(text, "run.yaml", ORGANISER)
+        manifest = read_organisers(folder / "run.yaml", more.get("base"))
         building = GenesisBuild(manifest, folder / "run.yaml", folder, **more)
         await building.start()
         return await building.finish(), building._child is not None
@@ -220,3 +223,67 @@ def test_a_run_whose_fragments_are_of_so_many_blocks_is_published_with_their_num
     assert len(sizes) == 3
     assert sizes[0] == sizes[1]  # two blocks each
     assert sizes[2] == 264 * 16 + 16  # tied embeddings and the last norm
+
+
+@pytest.fixture
+def exported(tmp_path):
+    """A folder with a model that has trained, its tokenizer of bytes, and no run."""
+    folder = tmp_path / "export"
+    model = tiny_model(seed=11)
+    with torch.no_grad():
+        model.model.norm.weight.add_(0.25)  # no seed gives that
+    model.save_pretrained(folder)
+    ByteTokenizer().save(folder)
+    return folder, model
+
+
+def test_a_folder_of_the_organiser_goes_out_as_config_and_genesis(exported, tmp_path):
+    folder, model = exported
+    in_words = f"{TEXT[: TEXT.index('model:')]}model: {{pretrained: {folder}}}\n{TEXT[TEXT.index('data:') :]}"
+    for start, (text, base) in enumerate([(TEXT, folder), (in_words, None)], start=1):
+        found, built = open_run(tmp_path, text, base=base)
+        assert built == (start == 1)
+        published = open_manifest(seal_manifest(Identity.generate(), found.manifest, 1)).manifest
+        assert published == found.manifest
+        assert str(folder) not in published.canonical().decode()  # no path of the organiser's
+        spec = published.model
+        assert (spec.architecture, spec.pretrained, published.tokenizer.kind) == ("llama", None, "bytes")
+        assert spec.config["intermediate_size"] == 32  # the folder's, not the file's 16
+        other = build_initial_model(published, ByteTokenizer())  # what a peer builds, which has never seen the folder
+        layout = FlatLayout.of(other)
+        anchor = torch.frombuffer(bytearray((tmp_path / "genesis.bin").read_bytes()), dtype=torch.float32)
+        layout.copy_from_flat(anchor[: layout.numel], other)
+        ids = torch.arange(3, 19)[None]
+        assert torch.equal(other(input_ids=ids).logits, model(input_ids=ids).logits)
+        assert other.config.eos_token_id == model.config.eos_token_id
+
+
+@pytest.mark.parametrize(("spoil", "message"), [
+    (lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"), "weights in safetensors"),
+    (lambda folder: (folder / "config.json").unlink(), r"config\.json and weights"),
+    (lambda folder: (folder / "adapter_config.json").write_text("{}"), "holds an adapter"),
+    (lambda folder: (folder.parent / "run.yaml").write_text(
+        TEXT.replace("model:\n", "model:\n  adapter: {kind: lora}\n")), "an adapter stands on a model that every peer"),
+], ids=["pickled", "no config", "an adapter", "as base of an adapter"])  # fmt: skip
+def test_a_folder_that_no_run_can_begin_with_is_refused(exported, tmp_path, spoil, message):
+    folder, _ = exported
+    (tmp_path / "run.yaml").write_text(TEXT)
+    spoil(folder)
+    with pytest.raises(UserError, match=message):
+        read_organisers(tmp_path / "run.yaml", folder)
+
+
+def test_the_tokenizer_of_a_folder_comes_with_it_unless_the_manifest_names_one(words, tmp_path):
+    folder, _ = words
+    tiny_model().save_pretrained(folder)
+    path = tmp_path / "run.yaml"
+    path.write_text(TEXT)
+    assert read_organisers(path, folder).tokenizer.name == str(folder)
+    path.write_text(TEXT + "tokenizer: {kind: bytes}\n")
+    assert read_organisers(path, folder).tokenizer.kind == "bytes"
+
+
+def test_a_manifest_of_another_machine_names_no_folder(exported):
+    with pytest.raises(UserError) as refused:
+        parse_manifest(f"name: test\nmodel: {{pretrained: {exported[0]}}}\n", "a peer")
+    assert "other peers cannot read a folder of this machine" in refused.value.hint

@@ -6,13 +6,20 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from peer.checkpoint.store import look_up
+from peer.outer.state.flat_layout import FlatLayout
 from peer.protocol.identity import Identity
+from peer.use.measure import measure
+from peer.use.trained import open_trained
+from tests.network.bootstraps import DILOCO, MANIFEST, BootstrapProcess
 from tests.network.harness import TestSwarm
 from tests.network.processes import JoinedPeer
 from tests.use.test_tasks import TASK
@@ -43,6 +50,39 @@ def test_a_reader_takes_a_certified_state_and_is_no_member(
     finally:
         one.close()
         two.close()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_a_run_continues_the_export_of_another(make_swarm: Callable[..., TestSwarm], tmp_path: Path) -> None:
+    """Its first peer begins with the exported values, at their loss, and has never seen the folder."""
+    first = make_swarm(steps=5, wait=2.0).bootstrap()
+    peers = [JoinedPeer(tmp_path / name, first.address, "--max-rounds", "2") for name in ("one", "two")]
+    try:
+        assert [peer.process.wait(150) for peer in peers] == [0, 0], peers[0].log_text()
+    finally:
+        for peer in peers:
+            peer.close()
+    exported = open_trained(peers[0].folder / "export")
+    text = MANIFEST.format(hidden=32, recipe=DILOCO, steps=1000, wait=2.0, total="")  # hidden: not the export's
+    flags = ("--from", str(peers[0].folder / "export"))
+    with closing(BootstrapProcess(tmp_path / "again", text, flags=flags)) as bootstrap:
+        third = JoinedPeer(tmp_path / "third", bootstrap.address, "--eval-every-rounds", "1", "--save-steps", "20")
+        try:
+            third.wait_for(lambda: bool(third.events("validation") and look_up(third.folder / "checkpoints")), 200)
+        finally:
+            third.close()
+        layout = FlatLayout.of(exported.model)
+        values = torch.empty(layout.numel)
+        layout.copy_to_flat(exported.model, values)
+        assert torch.equal(bootstrap.genesis()[: layout.numel], values)
+    began = open_trained(third.folder)
+    assert began.after is not None
+    assert (began.after.round, began.manifest.genesis if began.manifest else "") == (0, began.after.lineage_id)
+    assert all(torch.equal(one, other) for one, other in zip(
+        began.model.parameters(), exported.model.parameters(), strict=True))  # fmt: skip
+    expected = measure(replace(exported, manifest=began.manifest, tokenizer=began.tokenizer), (), 32).loss
+    assert third.events("validation")[0]["loss"] == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.long

@@ -26,6 +26,6 @@ async def fetch_genesis(
         except (ProtocolError, StreamClosedError) as error:
             log.warning("no genesis state from %s: %s", donor, in_words(error))
         else:
-            log.info("took the genesis state from %s: this machine builds another one from the same seed", donor)
+            log.info("took the genesis state from %s: this machine builds another one", donor)
             return True
     return False

@@ -6,6 +6,7 @@ so a link of a chain can be checked without the claims that led to it.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median_low
@@ -80,10 +81,28 @@ class WeightRule:
         ]
 
     def _within_median(self, tokens: list[int], old: list[bool]) -> list[int]:
-        """Capped at a multiple of the lower median of the peers that passed probation, or of all if none has."""
+        """Capped at a multiple of the lower median of the peers that passed probation, or of all if none has; and
+        what the heaviest quarter of these claims, at a third of what they weigh together.
+        """
         if self.largest_weight is None:
             return tokens
         voices = [weight for weight, is_old in zip(tokens, old, strict=True) if is_old] or tokens
-        most = self.largest_weight * median_low(voices)
+        most = min(self.largest_weight * median_low(voices), _quarter_cap(voices))
         return [min(weight, most) for weight in tokens]
 
+
+def _quarter_cap(weights: Sequence[int]) -> int:
+    """The largest weight of which a quarter of the members holds no more than a third together; at least the median.
+
+    Time passes for all alike, so what the others have trained is the only measure of what a member can have: it may be
+    faster than they are, but a quarter that lies shall not hold half of a round.
+    """
+    ranked = sorted(weights, reverse=True)
+    few, usual = len(ranked) // 4, median_low(ranked)
+
+    def excess(cap: int) -> int:
+        return 2 * sum(min(weight, cap) for weight in ranked[:few]) - sum(min(weight, cap) for weight in ranked[few:])
+
+    if excess(ranked[0]) <= 0:
+        return ranked[0]
+    return usual + bisect_right(range(usual + 1, ranked[0]), 0, key=excess)  # above 0 once, it stays so

@@ -54,7 +54,7 @@ class Leader:
         contributes what it has. None where a leader may wait for its own contribution.
         """
         seats = self._lobby.present(self._me.position().lineage_id)
-        if self._pace.hurries or self._leader or not seats:
+        if self._pace.hurries or self._leader or len(seats) + 1 < self._rounds.min_group:
             return None
         arrived = {index: seat.since for index, seat in enumerate(seats.values(), start=1)}
         order = [self._node.peer_id, *dict.fromkeys([*seats, *self._membership.expected()])]

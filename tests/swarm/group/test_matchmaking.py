@@ -97,6 +97,17 @@ async def test_a_leader_forms_the_group_when_the_recipes_quorum_is_there(network
     assert {names(group) == {member.peer_id for member in members[:2]} for group in groups} == {True}
 
 
+async def test_a_quorum_that_is_smaller_than_a_group_hurries_no_leader(network):
+    leader, early, late = await gather(network, 3, wait=120.0, low=3, straggler=Quorum(count=1))
+    leader.due_in_s = 60.0
+    waiting = [asyncio.ensure_future(early.match())]
+    await until(lambda: leader.matchmaker.anybody_waiting)
+    assert leader.matchmaker._leader.quorum_in_s() is None
+    waiting.append(asyncio.ensure_future(late.match()))
+    await asyncio.wait_for(leader.hurried.wait(), 5.0)
+    await cancel_and_wait(waiting)
+
+
 async def test_dead_and_finished_peers_are_not_waited_for(network):
     leader, member, dead, finished, joining = await gather(network, 5, wait=30.0)
     network.cut(dead.peer_id)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import configparser
 import json
 import re
 import shlex
+import tomllib
 from argparse import ArgumentParser
 from pathlib import Path
 
@@ -25,6 +27,10 @@ PARSERS = {"atoll": peer.cli.build_parser, "atoll-bootstrap": bootstrap.cli.buil
 def interpolate(text: str) -> str:
     """`${NAME:-default}` as compose reads it with nothing set; an empty default stands for a peer address."""
     return re.sub(r"\$\{\w+:-([^}]*)\}", lambda match: match[1] or PEER_EXAMPLE, text)
+
+
+RENTED = ROOT / "deploy/rented.sh"
+DOCKERFILES = sorted((ROOT / "docker").glob("*.Dockerfile"))
 
 
 def parser_of(service: dict) -> ArgumentParser:
@@ -48,7 +54,7 @@ def test_the_manifest_that_the_bootstrap_serves_is_in_the_image():
     assert (ROOT / manifest).is_file()
 
 
-@pytest.mark.parametrize("file", sorted((ROOT / "docker").glob("*.Dockerfile")), ids=lambda file: file.name)
+@pytest.mark.parametrize("file", DOCKERFILES, ids=lambda file: file.name)
 def test_every_copied_path_exists_and_reaches_the_build(file):
     lines = re.findall(r"^COPY (?!--from=)(.*) \S+$", file.read_text(), re.MULTILINE)
     copied = [part for line in lines for part in line.split()]
@@ -57,10 +63,27 @@ def test_every_copied_path_exists_and_reaches_the_build(file):
     assert [path for path in copied if not (ROOT / path).exists() or path not in let_through] == []
 
 
-@pytest.mark.parametrize("file", sorted((ROOT / "docker").glob("*.Dockerfile")), ids=lambda file: file.name)
+@pytest.mark.parametrize("file", DOCKERFILES, ids=lambda file: file.name)
 def test_no_image_runs_as_root(file):
     """A number, as Kubernetes wants it where `runAsNonRoot` is set."""
     assert re.findall(r"^USER (\S+)$", file.read_text(), re.MULTILINE) == ["1000:1000"]
+
+
+@pytest.mark.parametrize("file", DOCKERFILES, ids=lambda file: file.name)
+def test_an_image_has_no_compiler_and_says_whether_it_is_well(file):
+    """What is built with a compiler comes from an earlier stage as a wheel; the checks of health are valid Python."""
+    build, final = re.split(r"^FROM .*$", file.read_text(), flags=re.MULTILINE)[1:]
+    assert "gcc" in build
+    assert "gcc" not in final
+    assert "--mount=type=bind,from=build,source=/wheels" in final
+    (check,) = re.findall(r"^HEALTHCHECK .*\\\n    CMD (.*)$", final, re.MULTILINE)
+    program, flag, code = json.loads(check)
+    assert (program, flag) == ("python", "-c")
+    compile(code, file.name, "exec")
+    (entry,) = re.findall(r'^ENTRYPOINT \["(.*)"\]$', final, re.MULTILINE)
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    assert f"\n{entry} = " in config["options.entry_points"]["console_scripts"]
 
 
 def test_the_dashboard_of_the_compose_file_reads_the_page_of_its_bootstrap():
@@ -94,12 +117,32 @@ def started(file: Path) -> list[list[str]]:
 
 
 # the dashboard of deploy/grafana starts nothing
-@pytest.mark.parametrize("file", [*sorted((ROOT / "deploy").glob("[!g]*/*.*")), ROOT / "deploy/rented.sh"], ids=str)
+@pytest.mark.parametrize("file", [*sorted((ROOT / "deploy").glob("[!g]*/*.*")), RENTED], ids=str)
 def test_what_is_deployed_is_a_command_that_the_program_accepts(file):
     ((program, *arguments),) = started(file)
     parsed = PARSERS[program]().parse_args(arguments)
     if program == "atoll":
         load_settings(setting_overrides(parsed), None, {})
+
+
+def test_the_templates_of_providers_start_what_the_script_starts():
+    script = RENTED.read_text().replace("\\\n    ", "").split("set -euo pipefail\n")[1]
+    steps = [line for line in script.splitlines() if not line.startswith("#")]
+    runpod, vast = (json.loads((ROOT / f"deploy/{name}.json").read_text()) for name in ("runpod", "vast"))
+    assert runpod["dockerStartCmd"] == ["\n".join(steps)]
+    assert vast["onstart"].splitlines() == ["set -euo pipefail", *steps]
+    assert runpod["ports"] == ["31337/tcp", "31338/tcp"]
+    variables = [word for word in shlex.split(vast["env"]) if "=" in word]
+    assert dict(word.split("=", 1) for word in variables) == runpod["env"]
+    load_settings({}, None, runpod["env"])  # none of them is taken for a setting of the peer
+
+
+def test_wheels_are_for_each_python_that_is_supported_and_both_processors():
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        wheels = tomllib.load(file)["tool"]["cibuildwheel"]
+    assert wheels["build"].split() == ["cp311-*", "cp312-*", "cp313-*"]
+    assert wheels["linux"]["archs"] == ["x86_64", "aarch64"]
+    assert "python_requires = >=3.11,<3.14" in (ROOT / "setup.cfg").read_text()
 
 
 def test_every_file_that_names_a_version_names_that_of_setup_cfg():

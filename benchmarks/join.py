@@ -23,7 +23,7 @@ NAME = "join"
 ABOUT = "Joining a running swarm of two peers on one machine: quickstart model, one torch thread each"
 FOUNDERS = ("first", "second")
 SWARM_ROUNDS = 10_000
-START_TIMEOUT_S = 180.0
+START_TIMEOUT_S = 900.0  # a machine may be busy
 JOIN_TIMEOUT_S = 180.0
 LEAVE_TIMEOUT_S = 20.0
 POLL_S = 0.1
@@ -73,7 +73,7 @@ class RunningSwarm:
 
     def __init__(self, folder: Path, children: Children, seed: int) -> None:
         self._folder, self._children, self._seed = folder, children, seed
-        self._address = ""
+        self.address = ""
 
     def start(self) -> None:
         """Until both founders have committed two rounds."""
@@ -83,7 +83,7 @@ class RunningSwarm:
         command += ["--state-dir", str(self._folder / "bootstrap"), "--no-nat-port-map"]
         log_path = self._children.start("bootstrap", command, self._folder / "bootstrap.log").log_path
         self._wait(lambda: published_address(log_path) is not None, START_TIMEOUT_S, "no address from the bootstrap")
-        self._address = str(published_address(log_path))
+        self.address = str(published_address(log_path))
         for index, name in enumerate(FOUNDERS):
             self._start_peer(name, self._seed + index)
         self._wait(
@@ -103,7 +103,7 @@ class RunningSwarm:
         return timeline(began, newcomer, witness)
 
     def _start_peer(self, name: str, data_seed: int) -> Any:
-        command = [sys.executable, "-m", "peer.cli", "join", self._address, "--output-dir", str(self._folder / name)]
+        command = [sys.executable, "-m", "peer.cli", "join", self.address, "--output-dir", str(self._folder / name)]
         command += ["--nickname", name, "--host-maddrs", LOOPBACK, "--no-nat-port-map", "--torch-threads", "1"]
         command += ["--device", "cpu", "--save-steps", "0", "--logging-steps", "1", "--data-seed", str(data_seed)]
         return self._children.start(name, command, self._folder / f"{name}.log").process

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -9,24 +10,32 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from itertools import islice
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file
+import torch
+from safetensors.torch import load_file, save_file
 
 from peer.checkpoint.store import list_checkpoints, read_checkpoint
+from peer.data.batches import Batches
+from peer.data.tokenizer import ByteTokenizer
 from peer.explain.journal import ROUNDS_FILE
+from peer.protocol.manifest import parse_manifest
+from peer.run.assemble import load_text
+from peer.settings import load_settings
 from tests.network.bootstraps import DILOCO, MANIFEST, BootstrapProcess
-from tests.network.processes import descendants, until
+from tests.network.processes import JoinedPeer, descendants, until
 
 ROOT = Path(__file__).resolve().parents[2]
+STEPS = 60  # whose losses are compared
 ROUNDS = 250  # half a minute and more: a peer that comes late finds them at work
 
 
 class Script:
-    """An example as a child; its peer listens on loopback alone."""
+    """An example, or another script, as a child; its peer listens on loopback alone."""
 
-    def __init__(self, folder: Path, example: str, *argv: object) -> None:
+    def __init__(self, folder: Path, example: str | Path, *argv: object) -> None:
         self.folder, self.log = folder, folder.with_suffix(".log")
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "ATOLL_HOST_MADDRS": "/ip4/127.0.0.1/tcp/0",
                        "ATOLL_NAT_PORT_MAP": "false", "PYTHONPATH": str(ROOT)}  # fmt: skip
@@ -136,3 +145,32 @@ def test_a_script_that_is_stopped_and_started_again_goes_on_where_it_was(tmp_pat
     bootstrap.close()
     before = again.rounds
     until(lambda: min(again.rounds, two.rounds) >= before + 5, 100.0, again.log.read_text)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_a_script_has_the_losses_of_atoll_join_on_the_same_data(tmp_path: Path, stack: ExitStack) -> None:
+    """Each is alone, so that rounds are due and none is committed: what they do is theirs alone."""
+    text = MANIFEST.format(hidden=16, recipe=DILOCO, steps=10, wait=2.0, total="")
+    text = text.replace("batch_sequences: 4", "batch_sequences: 4, learning_rate: 1.0e-2, warmup_steps: 20")
+    bootstrap = stack.enter_context(closing(BootstrapProcess(tmp_path / "bootstrap", text)))
+    joined = stack.enter_context(closing(JoinedPeer(
+        tmp_path / "joined", bootstrap.address, "--data-seed", "7", "--torch-threads", "1"
+    )))  # fmt: skip
+    joined.wait_for(lambda: joined.step >= STEPS, 150.0)
+    joined.close()
+    events = joined.events("step")[:STEPS]
+    settings = load_settings({"data_seed": 7, "eval_every_rounds": 0, "output_dir": tmp_path / "reader",
+                              "train_files": (str(tmp_path / "joined-text"),)}, None, {})  # fmt: skip
+    read = load_text(settings, parse_manifest(text, "run.yaml"), ByteTokenizer(), "")
+    rows = [rows for rows, _ in islice(Batches(read.corpus.sources, read.batch_sequences, 7), STEPS)]
+    save_file({"ids": torch.stack(rows)}, tmp_path / "batches.safetensors")
+    script = stack.enter_context(closing(Script(
+        tmp_path / "script", ROOT / "tests/network/plain_loop.py", bootstrap.address,
+        "--manifest", bootstrap.folder / "run.yaml", "--batches", tmp_path / "batches.safetensors",
+    )))  # fmt: skip
+    assert script.process.wait(150.0) == 0, script.log.read_text()
+    losses = json.loads((script.folder / "losses.json").read_text())
+    assert losses == pytest.approx([event["loss"] for event in events], abs=1e-5)
+    assert losses[-1] < losses[0] - 0.5
+    assert (script.rounds, joined.committed) == (0, [])

@@ -49,16 +49,20 @@ def _taken_from(base: Path, document: dict[str, Any]) -> dict[str, Any]:
     said = document.get("model")
     adapter = said.get("adapter") if isinstance(said, dict) else None
     taken: dict[str, Any] = {"model": {"pretrained": str(base), **({"adapter": adapter} if adapter else {})}}
-    if "tokenizer" not in document and (base / TOKENIZER_FILE).is_file() and not _of_bytes(base / TOKENIZER_FILE):
+    if "tokenizer" not in document and (base / TOKENIZER_FILE).is_file() and not holds_bytes(base):
         taken["tokenizer"] = {"kind": "folder", "name": str(base)}
     return taken
 
 
-def _of_bytes(path: Path) -> bool:
-    """Whether an export has the tokenizer of bytes, for which a manifest needs no files."""
+def holds_bytes(folder: Path) -> bool:
+    """Whether an export has the tokenizer of bytes, for which a manifest needs no files, and nothing added to it."""
+    if (folder / "chat_template.jinja").exists():
+        return False
     try:
-        model = json.loads(path.read_bytes())["model"]
-        return len(model["vocab"]) == _BYTES and not model.get("merges")
+        document = json.loads((folder / TOKENIZER_FILE).read_bytes())
+        added = [token["id"] for token in document["added_tokens"]]
+        model = document["model"]
+        return len(model["vocab"]) == _BYTES and not model.get("merges") and max(added, default=0) < _BYTES
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return False
 

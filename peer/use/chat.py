@@ -34,6 +34,11 @@ class Chat:
         self._turns: list[Turn] = []
         self._ends = self._ends_of_turns()
 
+    @property
+    def without_template(self) -> bool:
+        """The tokenizer has none, so that text is continued."""
+        return self._encoder.chat is None
+
     def answer(self, text: str, say: Callable[[str], None] = lambda _: None) -> str:
         """What the model says to that, piece by piece and as a whole.
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from peer.use.trained import Trained
 
 INTERRUPTED = 130
+SEQUENCES = 256
+OF_TEXT, OF_TASKS = ("files", "sequences", "sequence_length"), ("task_folder", "limit")
 DTYPES = ("fp32", "bf16", "fp16")
 MODEL_HELP = "an exported model, a checkpoint, a peer's output folder, or the address of a swarm"
 EXPORT = """\
@@ -63,7 +65,7 @@ def add_use_commands(commands: argparse._SubParsersAction[argparse.ArgumentParse
     evaluate = _command(commands, "evaluate", "how good a model is on text", EVALUATE, _evaluate)
     add = evaluate.add_argument
     add("--files", nargs="+", default=[], metavar="PATH", help="files, folders or globs, in place of the run's text")
-    add("--sequences", type=int, default=256, metavar="N", help="windows to evaluate at most (default: 256)")
+    add("--sequences", type=int, metavar="N", help=f"windows to evaluate at most (default: {SEQUENCES})")
     add("--sequence-length", type=int, metavar="N", help="tokens of a window (default: the run's)")
     add("--tasks", metavar="A,B", help="of lm-eval, in place of text")
     add("--task-folder", type=named_path, metavar="DIR", help="of tasks of your own (YAML)")
@@ -155,6 +157,8 @@ def _chat(arguments: argparse.Namespace) -> int:
     from peer.use.chat import Chat, Typed, converse
 
     chat, typed = Chat(_opened(arguments), _sampling(arguments), arguments.system), sys.stdin.isatty()
+    if chat.without_template:
+        print("the tokenizer has no chat template: the model continues what both have written", file=sys.stderr)
     for number in set(ending_signals()) - {signal.SIGINT}:  # these end the chat, and not an answer
         signal.signal(number, lambda *_: sys.exit(INTERRUPTED))
     converse(chat, Typed() if typed else (line.rstrip("\n") for line in sys.stdin), typed)
@@ -165,12 +169,18 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     for flag in ("sequences", "sequence_length", "limit"):
         if (value := getattr(arguments, flag)) is not None and value < 1:
             raise UserError(f"--{flag.replace('_', '-')} {value}", "it must be at least 1")
-    if arguments.tasks is not None:
+    scores = arguments.tasks is not None
+    for flag in OF_TEXT if scores else OF_TASKS:
+        if getattr(arguments, flag):
+            named = f"--{flag.replace('_', '-')}"
+            what = f"{named} is for text, and --tasks are not scored on it" if scores else f"{named} is for --tasks"
+            raise UserError(what, f"leave {named} out, or {'leave --tasks out' if scores else 'give --tasks A,B'}")
+    if scores:
         return _score(arguments)
     trained = _opened(arguments)
     from peer.use.measure import measure
 
-    found = measure(trained, arguments.files, arguments.sequences, arguments.sequence_length)
+    found = measure(trained, arguments.files, arguments.sequences or SEQUENCES, arguments.sequence_length)
     if arguments.json:
         after = dataclasses.asdict(trained.after) if trained.after else {}
         print(json.dumps({**dataclasses.asdict(found), **after}, indent=2))

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import torch
 from huggingface_hub import HfApi
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
 
 from peer.checkpoint.export import export_model
 from peer.errors import UserError
@@ -53,7 +52,7 @@ def upload(path: Path, name: str) -> str:
         address = api.create_repo(name, exist_ok=True)
         api.upload_folder(repo_id=name, folder_path=path, commit_message="Export of an Atoll run")
         return str(address)
-    except (HfHubHTTPError, HFValidationError, LocalTokenNotFoundError, OSError, ValueError) as error:
+    except Exception as error:  # the hub's client lets those of its HTTP library through
         reason = " ".join(str(error).split())[:300]
         hint = f"the model is in {path}; check the name, log in to the hub, and try again"
         raise UserError(f"{name} could not be uploaded: {reason}", hint) from None

@@ -18,7 +18,7 @@ from peer.outer.state.flat_layout import FlatLayout
 from peer.protocol.address import PeerAddress
 from peer.run.assemble import plan_of
 from peer.run.lifecycle import PUBLISHED_TIMEOUT_S, STATE_TIMEOUT_S
-from peer.use.trained import After, Trained, of_state
+from peer.use.trained import After, Trained, check_architecture, of_state
 
 log = logging.getLogger(__name__)
 LEAVE_S = 5.0
@@ -50,6 +50,7 @@ def _taken(agent: AgentProcess, addresses: Sequence[PeerAddress], home: Path) ->
     published: Published = agent.expect(Published, PUBLISHED_TIMEOUT_S)
     plan = plan_of(published)
     manifest, optimizer = plan.manifest, plan.recipe.optimizer
+    check_architecture(manifest)
     if manifest.tokenizer.files:
         agent.expect(TokenizerFetched, STATE_TIMEOUT_S)
     model = build_initial_model(manifest, load_tokenizer(manifest.tokenizer, home))

@@ -12,10 +12,11 @@ from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from peer.base_folder import holds_bytes
 from peer.checkpoint.inventory import INVENTORY_FILE, CheckpointError
 from peer.checkpoint.store import find_checkpoint, load_tensors, look_up, read_state
 from peer.data.pretrained_tokenizer import HubTokenizer
-from peer.data.tokenizer import Tokenizer, load_tokenizer
+from peer.data.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
 from peer.errors import UserError
 from peer.genesis import build_initial_model
 from peer.hub import MODEL_FILES, fetch
@@ -98,12 +99,18 @@ def _exported(path: Path) -> Trained:
         )
         if adapter:
             load_adapter(model, path)
-        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         model.eval()  # type: ignore[no-untyped-call]
-        return Trained(model=model, tokenizer=HubTokenizer(tokenizer, path.name))
+        return Trained(model=model, tokenizer=_tokenizer_of(path))
     except (OSError, ValueError, RuntimeError, KeyError, ImportError, SafetensorError) as error:
         reason = " ".join(str(error).split())[:300]
         raise UserError(f"{path} holds no model that can be loaded: {reason}", "export it again") from None
+
+
+def _tokenizer_of(path: Path) -> Tokenizer:
+    """That of an export; of bytes it is the one of training, which has a chat template."""
+    if holds_bytes(path):
+        return ByteTokenizer()
+    return HubTokenizer(AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False), path.name)
 
 
 def _checkpoint(path: Path) -> Trained:
@@ -118,6 +125,17 @@ def _checkpoint(path: Path) -> Trained:
     return of_state(manifest, vectors, after, path.parent.parent.parent)
 
 
+def check_architecture(manifest: RunManifest) -> None:
+    """Raise UserError where transformers cannot build a run's model."""
+    if manifest.model.of_a_script:
+        raise UserError(
+            f"run {manifest.name} trains the model of a script: its manifest fixes names and shapes, and names no "
+            "architecture of transformers that could be built here",
+            "let the script write it: with its Swarm open call swarm.take_result(), then "
+            "atoll.save_weights(model, FILE); with resume_from_checkpoint=\"latest\" it begins where the peer was",
+        )  # fmt: skip
+
+
 def of_state(manifest: RunManifest, vectors: Sequence[Tensor], after: After, home: Path) -> Trained:
     """What a run yields after a round, from its outer state.
 
@@ -128,6 +146,7 @@ def of_state(manifest: RunManifest, vectors: Sequence[Tensor], after: After, hom
     Raises:
         UserError: the state is not one of this run's model.
     """
+    check_architecture(manifest)
     anchor, *buffers = vectors
     tokenizer = load_tokenizer(manifest.tokenizer, home)
     model = build_initial_model(manifest, tokenizer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from peer import cli
 from peer.checkpoint.export import export_model
-from peer.data.tokenizer import ByteTokenizer
+from peer.data.pretrained_tokenizer import HubTokenizer
+from peer.data.tokenizer import ByteTokenizer, as_transformers
 from peer.errors import UserError
 from peer.genesis import build_initial_model
 from peer.use.chat import Chat, converse
@@ -90,8 +92,12 @@ def test_an_answer_ends_where_the_template_ends_a_turn(folder: Path) -> None:
 
 def test_text_without_a_template_is_continued(tmp_path: Path) -> None:
     model = build_initial_model(manifest_of(), ByteTokenizer())
-    trained = open_trained(export_model(model, ByteTokenizer(), tmp_path / "model"))  # whose files name no template
+    exported = open_trained(export_model(model, ByteTokenizer(), tmp_path / "model"))
+    assert not Chat(exported, LIKELIEST).without_template  # of bytes, as in training
+    plain = HubTokenizer(as_transformers(ByteTokenizer()), "plain")  # whose files name no template
+    trained = replace(exported, tokenizer=plain)
     chat = Chat(trained, LIKELIEST)
+    assert chat.without_template
     first = chat.answer("ab")
     assert first == generate(trained, "ab", LIKELIEST)
     assert chat.answer("c") == generate(trained, f"ab{first}\nc", LIKELIEST)

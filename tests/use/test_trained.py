@@ -44,12 +44,14 @@ def manifest_of(**recipe: object) -> RunManifest:
 
 
 class Saved:
-    """The output folder of a peer with one checkpoint, and the vectors in it."""
+    """The output folder of a peer with one checkpoint, of the run `published`, and the vectors in it."""
 
-    def __init__(self, output: Path, manifest: RunManifest, round: int = 7) -> None:
-        self.output, self.manifest = output, manifest
-        folder = output / "checkpoints" / manifest.run_id[:16]
-        keep_manifest(folder, manifest)
+    def __init__(
+        self, output: Path, manifest: RunManifest, round: int = 7, published: RunManifest | None = None
+    ) -> None:
+        self.output, self.manifest, published = output, manifest, published or manifest
+        folder = output / "checkpoints" / published.run_id[:16]
+        keep_manifest(folder, published)
         recipe = RunPlan.of(manifest).recipe
         self.model = build_initial_model(manifest, ByteTokenizer())
         self.layout = FlatLayout.of(self.model, recipe.cut)
@@ -64,7 +66,7 @@ class Saved:
         outer = output / "outer.safetensors"
         save_file(self.vectors, outer)
         state = {
-            "run_id": manifest.run_id, "lineage_id": "ab" * 32, "round": round, "origin": {},
+            "run_id": published.run_id, "lineage_id": "ab" * 32, "round": round, "origin": {},
             "progress": {"round": round, "step": 9, "tokens": 8, "steps_since_snapshot": 0, "unsent_tokens": [0]},
             "data": {"seed": 0, "sources": []},
         }  # fmt: skip
@@ -201,3 +203,33 @@ def test_sampling_has_limits(saved: Saved, flag: str, capsys: pytest.CaptureFixt
         cli.main(["generate", str(saved.output), "--prompt", "x", *flag.split()])
     assert caught.value.code == 2
     assert flag.split()[0] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("flags", "said"), [
+    (("--files", "x"), "--files is for text, and --tasks are not scored on it"),
+    (("--sequence-length", "8"), "--sequence-length is for text"),
+    (("--sequences", "8"), "--sequences is for text"),
+], ids=lambda one: str(one[0]))  # fmt: skip
+def test_flags_that_scoring_would_ignore_are_refused(flags, said, capsys, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["evaluate", str(tmp_path), "--tasks", "colours", *flags])
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flags", [("--limit", "3"), ("--task-folder", "x")], ids=lambda one: str(one[0]))
+def test_flags_of_tasks_need_tasks(flags, capsys, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["evaluate", str(tmp_path), *flags])
+    assert f"{flags[0]} is for --tasks" in capsys.readouterr().err
+
+
+def test_the_checkpoint_of_a_script_says_what_it_lacks(tmp_path: Path, capsys) -> None:
+    manifest = manifest_of().model_dump(mode="json") | {"model": {"layout": "0" * 64}}
+    saved = Saved(tmp_path / "peer", manifest_of(), published=RunManifest.model_validate(manifest))
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["export", str(saved.output), "--to", str(tmp_path / "model")])
+    assert caught.value.code == 2
+    said = capsys.readouterr().err
+    assert "names no architecture of transformers" in said
+    assert "swarm.take_result()" in said
+    assert not (tmp_path / "model").exists()

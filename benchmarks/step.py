@@ -153,7 +153,7 @@ def _peer(folder: Path, seed: int, micro_batch: int) -> Iterator[tuple[Peer, Pee
         published: Published = agent.expect(Published, TIMEOUT_S)
         plan = plan_of(published)
         peer = assemble(
-            settings, start, published, plan, agent, lambda message: hooks.on_message(message), lambda: False
+            settings, start, published, agent, lambda message: hooks.on_message(message), lambda: False
         )
         agent.send(peer.mapped)
         title = plan.manifest.name

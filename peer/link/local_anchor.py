@@ -60,8 +60,8 @@ class LocalAnchor:
         self.copies: BackgroundCopies | None = None
         self._carried: int | None = None  # the fragment that a device merges
         self.round = self._taken = 0
-        self.base = torch.empty_like(memory.anchor)
-        self.scratch = torch.empty_like(memory.anchor)
+        self.base = memory.private(memory.anchor.numel())
+        self.scratch = memory.private(memory.anchor.numel())
         self._result: Tensor | None = None
 
     @property

@@ -16,6 +16,7 @@ import mmap
 import os
 import struct
 import zlib
+from collections.abc import Callable
 from itertools import accumulate
 
 import torch
@@ -54,6 +55,7 @@ class SharedState:
         anchor: fp32 [P].
         snapshot: fp32 [S]; a smaller fragment lies at its start.
         buffers: list of fp32 [P].
+        private: makes fp32 [n] beside it, which no agent sees.
     """
 
     def __init__(self, descriptor: int, numel: int, num_buffers: int, sent: int | None = None) -> None:
@@ -69,6 +71,7 @@ class SharedState:
         self.anchor: Tensor = vectors[0]
         self.snapshot: Tensor = vectors[1]
         self.buffers: list[Tensor] = vectors[2:]
+        self.private: Callable[[int], Tensor] = torch.empty
 
     @property
     def head(self) -> Head | None:

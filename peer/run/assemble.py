@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 
 from peer.data.batches import Batches, DataState
@@ -23,9 +21,7 @@ from peer.link.agent_connection import AgentConnection
 from peer.link.limits import Limits
 from peer.link.local_anchor import LocalAnchor
 from peer.link.lockstep import LockstepSync
-from peer.link.memory import Head, SharedState
 from peer.link.messages import Mapped, Message, Published, Start
-from peer.link.second_trajectory import SecondTrajectory
 from peer.link.supervisor import AgentProcess
 from peer.link.sync import SwarmSync
 from peer.link.voting import VotingSync
@@ -33,21 +29,22 @@ from peer.outer.optim.inner_lr import SETTLED_STEPS, expected_steps, learning_ra
 from peer.outer.recipe.plan import RunPlan
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.state.flat_layout import FlatLayout
-from peer.outer.state.outer_state import digest_of
 from peer.protocol.manifest import RunManifest
 from peer.run.device_checks import log_finding, run_disk_finding
-from peer.run.hardware import compute_of, fitting, plan_in_words
-from peer.run.local_rule import hook_of, kept_beside, rule_bytes
-from peer.run.resume import CHAIN_FILE, Resumed, read_resumed
+from peer.run.hardware import compute_of, first_device, fitting, plan_in_words
+from peer.run.lead import LeadTrainer, LedLoop, LedOptimizer, begin_lead
+from peer.run.local_rule import hook_of, kept_beside, rule_bytes, trajectory_of
+from peer.run.resume import Resumed, read_resumed
+from peer.run.shared_model import led, local_anchor, replica_of, share
 from peer.settings import PeerSettings
 from peer.train.compute import Compute, prepare
 from peer.train.compute_limit import ComputeLimit
-from peer.train.device import pick_device
 from peer.train.gradient import KeptGradient
-from peer.train.hook import StepHook
 from peer.train.model import check_trains, measure_model
-from peer.train.optim import Optimizer, build_optimizer, load_optimizer_tensors, reset_state
-from peer.train.replica import DeviceCopies, ModelReplica
+from peer.train.optim import Optimizer, build_optimizer
+from peer.train.orders import LedReplica
+from peer.train.ranks import ALONE, Ranks
+from peer.train.replica import ModelReplica
 from peer.train.step import Trainer
 
 log = logging.getLogger(__name__)
@@ -77,7 +74,7 @@ class Peer:
     recipe: Recipe
     agent: AgentProcess
     model: PreTrainedModel
-    replica: ModelReplica
+    replica: ModelReplica | LedReplica
     optimizer: Optimizer
     trainer: Trainer
     batches: Batches
@@ -92,46 +89,56 @@ def plan_of(published: Published) -> RunPlan:
 
 
 def assemble(
-    settings: PeerSettings, start: Start, published: Published, plan: RunPlan, agent: AgentProcess,
-    on_message: Callable[[Message], None], stopping: Callable[[], bool],
+    settings: PeerSettings, start: Start, published: Published, agent: AgentProcess,
+    on_message: Callable[[Message], None], stopping: Callable[[], bool], ranks: Ranks = ALONE,
 ) -> Peer:  # fmt: skip
     """Build every part of a peer.
 
     Args:
         on_message: called with what is to be shown.
         stopping: whether this peer is asked to stop.
+        ranks: the devices of this peer, of which this process has the first.
 
     Raises:
         UserError: the model does not fit, no data, no such device, a checkpoint of another run.
     """
+    plan = plan_of(published)
     manifest, recipe = plan.manifest, plan.recipe
-    device = pick_device(settings.device)
+    device = first_device(settings)
     tokenizer = load_tokenizer(manifest.tokenizer, settings.output_dir)
-    compute = _fitting_compute(settings, plan, tokenizer.vocab_size, device)
+    compute = _fitting_compute(settings, plan, tokenizer.vocab_size, device, ranks)
     text = load_text(settings, manifest, tokenizer, published.peer_id, stopping)
     model = build_initial_model(manifest, tokenizer)
     resumed = read_resumed(
         settings, manifest, FlatLayout.of(model).numel, recipe.optimizer.num_buffers, kept_beside(recipe)
     )
     shared = share(agent, model, recipe, resumed)
+    lead = begin_lead(settings, manifest, tokenizer.vocab_size, compute, model) if ranks.count > 1 else None
     model.to(device)  # type: ignore[arg-type]
     document_end = tokenizer.eos_id if manifest.data.document_mask else None
     check_trains(manifest.model, model, manifest.data.sequence_length, document_end)
     prepare(model, compute)
-    optimizer = _optimizer(model, manifest, recipe, resumed, compute.eight_bit)
+    shared = led(shared, lead, model, agent, resumed)
+    optimizer = _optimizer(model, manifest, recipe, compute.eight_bit)
     inner, rounds = recipe.inner_settings(manifest.inner), manifest.rounds
-    hook, second = hook_of(recipe.local, model, shared.layout, optimizer, inner, compute)
-    local = local_anchor(shared, recipe, device, hook, second)
+    hook, again = hook_of(recipe.local, model, shared.layout, optimizer, inner, compute)
+    second = trajectory_of(recipe.local, shared.layout, again, lambda one: replica_of(shared.layout, one, lead, 1))
+    local = local_anchor(shared, recipe, device, hook if lead is None else LedLoop(lead, hook), second)
+    of_all = LedOptimizer(optimizer, lead)
     limits = Limits(total_rounds=rounds.total, tokens_total=rounds.tokens_total, max_rounds=settings.max_rounds)
     # a restarted agent joins this run and no other
     start = start.model_copy(update={"run_id": manifest.run_id})
     connection = AgentConnection(agent, start, shared.mapped)
-    sync = _synchroniser(connection, recipe, local, optimizer, limits, on_message, stopping)
+    sync = _synchroniser(connection, recipe, local, (optimizer, of_all.reset), limits, on_message, stopping)
     if resumed is not None:
+        if recipe.payload != "gradient":
+            of_all.load(resumed.tensors["optimizer"])
         sync.resume(resumed.state["progress"], resumed.tensors.get("second", {}))
     rate = rate_of(plan, sync, resumed is not None)
     hook.limit = ComputeLimit.of(recipe.straggler.timeout, device)
-    trainer = Trainer(model.train(), optimizer, inner, rate, hook=hook, compute=compute)
+    trainer = (LeadTrainer if lead else Trainer)(model.train(), optimizer, inner, rate, hook=hook, compute=compute)
+    if isinstance(trainer, LeadTrainer) and lead is not None:
+        trainer.lead = lead
     return Peer(
         settings=settings, manifest=manifest, published=published, recipe=recipe, agent=agent, model=model,
         replica=shared.replica, optimizer=trainer.optimizer, trainer=trainer, text=text, sync=sync,
@@ -139,74 +146,26 @@ def assemble(
     )  # fmt: skip
 
 
-def _fitting_compute(settings: PeerSettings, plan: RunPlan, vocab_size: int, device: torch.device) -> Compute:
+def _fitting_compute(
+    settings: PeerSettings, plan: RunPlan, vocab_size: int, device: torch.device, ranks: Ranks
+) -> Compute:
     """How this peer computes, once the model fits; says what a step will use. Raises UserError where it does not."""
     manifest = plan.manifest
     size, rule = measure_model(manifest.model, vocab_size), rule_bytes(plan.recipe, device)
-    compute = fitting(compute_of(settings, manifest), size, manifest.data.sequence_length, device, rule)
+    compute = fitting(compute_of(settings, manifest, ranks), size, manifest.data.sequence_length, device, rule)
     log.info("%s", plan_in_words(manifest, size, device, compute, rule))
     log_finding(run_disk_finding(settings, plan, size.trained).require())
     return compute
 
 
-def local_anchor(
-    shared: Shared, recipe: Recipe, device: torch.device, hook: StepHook, second: SecondTrajectory | None = None
-) -> LocalAnchor:
-    """The local parameters of this process, and the anchor that they were trained from."""
-    local = LocalAnchor(
-        shared.memory, shared.replica, recipe.optimizer, recipe.late_merge, shared.layout.sizes, hook, second
-    )
-    if device.type == "cuda":
-        local.copies = DeviceCopies(shared.replica, device)
-    return local
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shared:
-    """The model as this process and its agent see it."""
-
-    layout: FlatLayout
-    memory: SharedState
-    replica: ModelReplica
-    mapped: Mapped
-
-
-def share(
-    agent: AgentProcess, model: nn.Module, recipe: Recipe, resumed: Resumed | None = None,
-    layout: FlatLayout | None = None,
-) -> Shared:  # fmt: skip
-    """The shared memory with the genesis anchor in it; on resume with the resumed state, and the model likewise.
-
-    Args:
-        layout: of the model; None: of all its parameters, in the recipe's fragments.
-    """
-    layout, optimizer = layout or FlatLayout.of(model, recipe.cut), recipe.optimizer
-    largest = max(layout.sizes, default=layout.numel)
-    memory = SharedState(agent.memory_descriptor, layout.numel, optimizer.num_buffers, largest)
-    layout.copy_to_flat(model, memory.anchor)
-    for buffer, value in zip(memory.buffers, optimizer.initial_values, strict=True):
-        buffer.fill_(value)
-    if resumed is not None:
-        _fill_memory(memory, resumed, layout.sizes)
-        layout.copy_from_flat(resumed.tensors["inner"]["parameters"], model)
-    mapped = Mapped(
-        numel=layout.numel,
-        num_buffers=optimizer.num_buffers,
-        shapes=layout.shapes,
-        fragments=layout.sizes,
-        hidden=layout.hidden,
-        chain_path=str(resumed.folder / CHAIN_FILE) if resumed and (resumed.folder / CHAIN_FILE).exists() else None,
-    )
-    return Shared(layout=layout, memory=memory, replica=ModelReplica(layout, model), mapped=mapped)
-
-
 def _synchroniser(
-    agent: AgentConnection, recipe: Recipe, local: LocalAnchor, optimizer: Optimizer, limits: Limits,
-    on_message: Callable[[Message], None], stopping: Callable[[], bool],
+    agent: AgentConnection, recipe: Recipe, local: LocalAnchor, inner: tuple[Optimizer, Callable[[], None]],
+    limits: Limits, on_message: Callable[[Message], None], stopping: Callable[[], bool],
 ) -> SwarmSync:  # fmt: skip
+    """`inner`: the optimizer, and what lets it begin with an empty state."""
+    optimizer, reset = inner
     parts: dict[str, Any] = {
-        "agent": agent, "local": local, "limits": limits, "on_message": on_message,
-        "on_drop": partial(reset_state, optimizer),
+        "agent": agent, "local": local, "limits": limits, "on_message": on_message, "on_drop": reset,
     }  # fmt: skip
     if recipe.votes is not None:
         return VotingSync(recipe.votes, **parts)
@@ -216,15 +175,12 @@ def _synchroniser(
 
 
 def _optimizer(
-    model: PreTrainedModel, manifest: RunManifest, recipe: Recipe, resumed: Resumed | None, eight_bit: bool
+    model: PreTrainedModel, manifest: RunManifest, recipe: Recipe, eight_bit: bool
 ) -> Optimizer:
-    """The inner optimizer of a model that is on its device; on resume with its state of then."""
+    """The inner optimizer of a model that is on its device."""
     if recipe.payload == "gradient":
         return KeptGradient(model, FlatLayout.of(model), scaled=recipe.accumulates)
-    optimizer = build_optimizer(model, recipe.inner_settings(manifest.inner), eight_bit)
-    if resumed is not None:
-        load_optimizer_tensors(optimizer, resumed.tensors["optimizer"])
-    return optimizer
+    return build_optimizer(model, recipe.inner_settings(manifest.inner), eight_bit)
 
 
 def _batches(text: Text, resumed: Resumed | None, sync: SwarmSync, stopping: Callable[[], bool]) -> Batches:
@@ -286,16 +242,3 @@ def rate_of(plan: RunPlan, sync: SwarmSync, resumed: bool) -> Callable[[], float
 def _seed_of(peer_id: str) -> int:
     """Every peer reads the text in its own order."""
     return int.from_bytes(peer_id.encode()[-8:], "big") % 2**31
-
-
-def _fill_memory(memory: SharedState, resumed: Resumed, sizes: Sequence[int]) -> None:
-    """The resumed outer state becomes the shared state; its agent verifies it against the chain."""
-    outer = resumed.tensors["outer"]
-    memory.anchor.copy_(outer["anchor"])
-    for index, buffer in enumerate(memory.buffers):
-        buffer.copy_(outer[f"buffer{index}"])
-    memory.head = Head(
-        round=resumed.state["progress"]["round"],
-        lineage_id=resumed.state["lineage_id"],
-        state_digest=digest_of((memory.anchor, *memory.buffers), sizes or None),
-    )

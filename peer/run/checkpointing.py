@@ -13,10 +13,10 @@ from torch import Tensor
 from peer.checkpoint.inventory import CheckpointError
 from peer.checkpoint.writer import CheckpointWriter
 from peer.link.messages import Save, Saved, ToAgent
+from peer.link.second_trajectory import LocalParameters
 from peer.link.supervisor import AgentGoneError
 from peer.link.sync import SwarmSync
 from peer.telemetry.write_guard import WriteGuard
-from peer.train.replica import ModelReplica
 
 log = logging.getLogger(__name__)
 PATIENCE_S, POLL_S = 1.5, 0.1
@@ -26,7 +26,7 @@ Inner = tuple[Mapping[str, Mapping[str, Tensor]], Mapping[str, Any]]
 
 
 def inner_half(
-    sync: SwarmSync, replica: ModelReplica, optimizer: Mapping[str, Tensor], saved: Saved, run_id: str,
+    sync: SwarmSync, replica: LocalParameters, optimizer: Mapping[str, Tensor], saved: Saved, run_id: str,
     data: Mapping[str, Any], origin: Mapping[str, Any],
 ) -> Inner:  # fmt: skip
     """This process's half of a checkpoint.

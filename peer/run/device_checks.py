@@ -11,12 +11,12 @@ from peer.data.tokenizer import load_tokenizer
 from peer.outer.recipe.plan import RunPlan
 from peer.protocol.manifest import RunManifest
 from peer.run.checks import disk_finding
-from peer.run.hardware import check_hardware, compute_of, fitting, plan_in_words
+from peer.run.hardware import check_hardware, compute_of, first_device, fitting, plan_in_words
 from peer.run.local_rule import rule_bytes
 from peer.settings import PeerSettings
 from peer.system.finding import Finding, checked
 from peer.system.resources import usable_cores
-from peer.train.device import available_memory, pick_device
+from peer.train.device import available_memory
 from peer.train.memory import ModelSize
 from peer.train.model import measure_model
 
@@ -36,7 +36,7 @@ def device_finding(settings: PeerSettings, nvidia: Path = NVIDIA) -> Finding:
 
     def look() -> str | Finding:
         check_hardware(settings)
-        device = pick_device(settings.device)
+        device = first_device(settings)
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{usable_cores()} cores"
         text = f"{device} ({name}), {available_memory(device) / GB:.1f} GB of memory free"
         if device.type == "cpu" and nvidia.exists():
@@ -53,7 +53,7 @@ def run_findings(settings: PeerSettings, manifest: RunManifest) -> list[Finding]
     plan, sizes = RunPlan.of(manifest), list[ModelSize]()
 
     def memory() -> str:
-        device = pick_device(settings.device)
+        device = first_device(settings)
         vocab = manifest.model.config.get("vocab_size")
         if not isinstance(vocab, int):
             if manifest.tokenizer.files:

@@ -9,24 +9,34 @@ import torch
 from peer.errors import UserError
 from peer.outer.recipe.resolve import resolve
 from peer.protocol.manifest import RunManifest
+from peer.run.devices import devices_of
 from peer.settings import PeerSettings
 from peer.train.compute import Compute
 from peer.train.compute_limit import micro_batch_of
 from peer.train.device import pick_device
 from peer.train.memory import NO_RULE, Footprint, ModelSize, RuleBytes
 from peer.train.precision import Precision, allow_tf32, autocast
+from peer.train.ranks import ALONE, Ranks
 
 
 def check_hardware(settings: PeerSettings) -> None:
     """Raise UserError for a device that is not there, or cannot compute as the settings ask; let it use TF32 or not."""
-    autocast(pick_device(settings.device), _precision(settings))
+    autocast(first_device(settings), _precision(settings))
     allow_tf32(settings.tf32)
 
 
-def compute_of(settings: PeerSettings, manifest: RunManifest) -> Compute:
-    """The choices of this peer; it makes no more sequences at a time than a step has."""
-    step, timeout = manifest.inner.batch_sequences, resolve(manifest.recipe).straggler.timeout
+def compute_of(settings: PeerSettings, manifest: RunManifest, ranks: Ranks = ALONE) -> Compute:
+    """The choices of this peer; each of its ranks makes no more sequences at a time than it has of a step.
+
+    Raises:
+        UserError: more devices than a step has sequences.
+    """
+    if ranks.count > (sequences := manifest.inner.batch_sequences):
+        what = f"{ranks.count} devices: a step of this run has {sequences} sequences, so some would have none"
+        raise UserError(what, f"name at most {sequences} with --devices, or start several peers")
+    step, timeout = ranks.rows(sequences), resolve(manifest.recipe).straggler.timeout
     return Compute(
+        ranks=ranks,
         micro_batch=min(step, settings.per_device_train_batch_size or micro_batch_of(timeout, step)),
         auto_micro_batch=settings.auto_find_batch_size,
         precision=_precision(settings),
@@ -35,6 +45,11 @@ def compute_of(settings: PeerSettings, manifest: RunManifest) -> Compute:
         eight_bit=settings.adam_8bit,
         attention=None if settings.attn_implementation == "auto" else settings.attn_implementation,
     )
+
+
+def first_device(settings: PeerSettings) -> torch.device:
+    """That of this process."""
+    return pick_device(settings.device if settings.devices is None else devices_of(settings.devices)[0])
 
 
 def fitting(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -17,6 +18,7 @@ from peer.link.supervisor import AgentGoneError, AgentProcess
 from peer.protocol.address import PeerAddress
 from peer.run.assemble import Peer, assemble, plan_of
 from peer.run.device_checks import device_finding, log_finding
+from peer.run.devices import RankProcesses, connect, start_ranks
 from peer.run.figures import SAMPLE_PROMPT
 from peer.run.final_report import export, export_at_once, report_of, write_report
 from peer.run.hooks import PeerHooks
@@ -81,6 +83,7 @@ def live(
     Raises:
         UserError: anything that a person can mend, before training starts.
     """
+    ranks: RankProcesses | None = None
     try:
         stop, console, guard = StopSignal(), Console(), WriteGuard()
         try:
@@ -89,14 +92,29 @@ def live(
                 log_finding(finding)
             start = _prepare(settings, addresses, identity_path)
             await_hours(settings.active_hours)
-            return _run(settings, start, agent, stop, console, guard)
+            ranks = start_ranks(settings)
+            return _run(settings, start, agent, stop, (console, guard), ranks)
+        except RuntimeError:
+            if ranks is not None and (lost := ranks.lost()):
+                _leave(agent)
+                raise lost from None
+            raise
         except KeyboardInterrupt:
             log.warning("stopped %s", "in the middle of the end" if stop.draining else "before the first step")
             return 130
     except KeyboardInterrupt:
         return 130
     finally:
+        if ranks is not None:
+            ranks.close()
         agent.close()
+
+
+def _leave(agent: AgentProcess) -> None:
+    """Let the other peers know at once that this one is gone."""
+    with contextlib.suppress(AgentGoneError, UserError):
+        agent.send(Stop(linger_s=0.0))
+        agent.expect(Stopped, DRAIN_S)
 
 
 def _prepare(settings: PeerSettings, addresses: Sequence[PeerAddress], identity_path: Path) -> Start:
@@ -126,11 +144,12 @@ def start_message(settings: PeerSettings, addresses: Sequence[PeerAddress], iden
 
 
 def _run(
-    settings: PeerSettings, start: Start, agent: AgentProcess, stop: StopSignal, console: Console, guard: WriteGuard
-) -> int:
-    receive = _Late()
+    settings: PeerSettings, start: Start, agent: AgentProcess, stop: StopSignal, shown: tuple[Console, WriteGuard],
+    ranks: RankProcesses | None,
+) -> int:  # fmt: skip
+    receive, (console, guard) = _Late(), shown
     try:
-        peer, anchor = _arrive(settings, start, agent, receive, lambda: stop.requested)
+        peer, anchor = _arrive(settings, start, agent, receive, lambda: stop.requested, ranks)
     except AgentGoneError as gone:
         raise UserError(f"the agent process ended unexpectedly: {gone}", f"its log is {agent.log_path}") from None
     manifest, published = peer.manifest, peer.published
@@ -164,7 +183,7 @@ def _run(
 
 def _arrive(
     settings: PeerSettings, start: Start, agent: AgentProcess, receive: Callable[[Message], None],
-    stopping: Callable[[], bool],
+    stopping: Callable[[], bool], ranks: RankProcesses | None,
 ) -> tuple[Peer, Anchor]:
     """Find the run, build this peer's parts, take the swarm's state."""
     agent.send(start)
@@ -180,7 +199,7 @@ def _arrive(
         log.info("others can join through %s as well", ", ".join(published.maddrs))
     if manifest.tokenizer.files:
         agent.expect(TokenizerFetched, STATE_TIMEOUT_S)
-    peer = assemble(settings, start, published, plan, agent, receive, stopping)
+    peer = assemble(settings, start, published, agent, receive, stopping, connect(ranks))
     for line in limits_in_words(start.limits, plan, peer.mapped.numel):
         log.log(logging.WARNING if DOES_NOT_FIT in line else logging.INFO, "%s", line)
     agent.send(peer.mapped)

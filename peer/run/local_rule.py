@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from transformers import PreTrainedModel
 
-from peer.link.second_trajectory import SecondTrajectory
+from peer.link.second_trajectory import LocalParameters, SecondTrajectory
 from peer.outer.policy.local_rules import LocalRule
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.state.flat_layout import FlatLayout
@@ -18,15 +18,14 @@ from peer.train.compute import DEFAULT, Compute, prepare
 from peer.train.hook import StepHook
 from peer.train.local_rule import ReplayHook, RuleHook, SpiderHook
 from peer.train.optim import Optimizer, build_optimizer
-from peer.train.replica import ModelReplica
 from peer.train.step import Trainer
 
 
 def hook_of(
     rule: LocalRule, model: PreTrainedModel, layout: FlatLayout, optimizer: Optimizer, inner: InnerSpec,
     compute: Compute = DEFAULT,
-) -> tuple[StepHook, SecondTrajectory | None]:  # fmt: skip
-    """What acts on the steps of a model that is on its device, and what the rule trains beside it.
+) -> tuple[StepHook, PreTrainedModel | None]:  # fmt: skip
+    """What acts on the steps of a model that is on its device, and the model that the rule trains beside it.
 
     Args:
         layout: of the anchor.
@@ -43,8 +42,15 @@ def hook_of(
         optimizer, hook = build_optimizer(again, inner), SpiderHook(again, layout)
         return Trainer(again.train(), optimizer, inner, rate, compute=compute, hook=hook)
 
-    trajectory = SecondTrajectory(ModelReplica(layout, again), rule.kept, layout.numel)
-    return ReplayHook(model, layout, optimizer, second), trajectory
+    return ReplayHook(model, layout, optimizer, second), again
+
+
+def trajectory_of(
+    rule: LocalRule, layout: FlatLayout, again: PreTrainedModel | None,
+    replica_of: Callable[[PreTrainedModel], LocalParameters],
+) -> SecondTrajectory | None:  # fmt: skip
+    """The trajectory of the second model that `hook_of` gives."""
+    return None if again is None else SecondTrajectory(replica_of(again), rule.kept, layout.numel)
 
 
 def kept_beside(recipe: Recipe) -> tuple[str, ...]:

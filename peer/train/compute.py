@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 from transformers.utils.import_utils import is_flash_attn_2_available
 
 from peer.errors import UserError
-from peer.train.model_config import reason_of
 from peer.train.precision import Precision
+from peer.train.ranks import ALONE, Ranks
 
 log = logging.getLogger(__name__)
 ATTENTIONS = ("sdpa", "flash_attention_2", "eager")
@@ -31,6 +31,7 @@ class Compute:
         checkpointing: keep the inputs of layers alone, and compute the rest again in the backward pass.
         eight_bit: moments of one byte each.
         attention: an implementation by transformers' name; None: the best that the architecture has.
+        ranks: that make each step together.
     """
 
     micro_batch: int | None = None
@@ -40,6 +41,7 @@ class Compute:
     checkpointing: bool = False
     eight_bit: bool = False
     attention: str | None = None
+    ranks: Ranks = ALONE
 
 
 DEFAULT = Compute()
@@ -67,9 +69,9 @@ def is_compiled(model: PreTrainedModel) -> bool:
     return _compiled_part(model)._compiled_call_impl is not None
 
 
-def uncompile(model: PreTrainedModel, error: Exception) -> None:
+def uncompile(model: PreTrainedModel, reason: str) -> None:
     """Continue without torch.compile, and say why in one line."""
-    log.warning("torch.compile failed, training without it: %s", reason_of(error))
+    log.warning("torch.compile failed, training without it: %s", reason)
     _compiled_part(model)._compiled_call_impl = None
 
 

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import IntEnum
 
 import torch
 from torch import Tensor, nn
@@ -19,11 +20,19 @@ from peer.train.compute import DEFAULT, Compute, is_compiled, is_out_of_memory, 
 from peer.train.compute_limit import ComputeLimit
 from peer.train.hook import StepHook
 from peer.train.loss import LanguageLoss
+from peer.train.model_config import reason_of
 from peer.train.optim import Optimizer, reset_state, state_is_finite
 from peer.train.precision import LossScale, autocast
+from peer.train.ranks import whole
 from peer.train.spikes import SpikeWatch
 
 log = logging.getLogger(__name__)
+
+
+class Problem(IntEnum):
+    """Why a gradient could not be computed."""
+
+    NONE, COMPILER, MEMORY = range(3)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +91,7 @@ class Trainer:
         self._scale = LossScale() if compute.precision == "fp16" else None
         self._computed = 0
         self._halve_on_out_of_memory = compute.auto_micro_batch
+        self._ranks, self._trained = compute.ranks, [p for p in model.parameters() if p.requires_grad]
 
     def step(self, batch: Batch | Tensor) -> StepResult:
         """Learn from one batch; a step whose loss or gradient is not finite is skipped, counted and reported.
@@ -115,7 +125,7 @@ class Trainer:
         while True:
             loss = self._unscaled(batch)
             self.hook.on_gradient(lambda: self._unscaled(batch))
-            norm = nn.utils.clip_grad_norm_(self.model.parameters(), self._max_grad_norm)
+            norm = whole(nn.utils.clip_grad_norm_(self.model.parameters(), self._max_grad_norm))
             # One transfer for both numbers: each would stall the device on its own.
             loss_value, norm_value = torch.stack([loss, norm]).tolist()
             if self._scale is None or math.isfinite(norm_value):
@@ -136,19 +146,37 @@ class Trainer:
         return loss
 
     def _recovering(self, batch: Batch) -> Tensor:
-        """The loss, and its gradient; what this machine cannot do is tried again in a smaller or a plainer way."""
+        """The loss, and its gradient; what a device cannot do is tried again by all in a smaller or a plainer way."""
         while True:
+            loss, problem, reason = None, Problem.NONE, ""
             try:
-                return self._accumulate(batch)
+                loss = self._accumulate(batch)
             except Exception as error:
-                self.optimizer.zero_grad(set_to_none=True)
-                if is_out_of_memory(error):
-                    if not self._halve(batch):
-                        raise out_of_memory(self._device, self.micro_batch or len(batch.inputs_bt)) from None
-                elif is_compiled(self.model):
-                    uncompile(self.model, error)
-                else:
+                if not is_out_of_memory(error) and not is_compiled(self.model):
                     raise
+                problem = Problem.MEMORY if is_out_of_memory(error) else Problem.COMPILER
+                reason = reason_of(error)
+            worst = self._ranks.agree(problem, self._trained)
+            if worst == Problem.NONE:
+                assert loss is not None
+                return self._of_all_ranks(batch, loss)
+            self.optimizer.zero_grad(set_to_none=True)
+            if worst == Problem.COMPILER:
+                uncompile(self.model, reason or "on another device")
+            elif not self._halve(batch):
+                raise out_of_memory(self._device, self.micro_batch or len(batch.inputs_bt))
+
+    def _of_all_ranks(self, batch: Batch, loss: Tensor) -> Tensor:
+        """The gradients of all ranks added up; the mean over what was computed in time."""
+        loss = self._ranks.add_up(self._trained, loss)
+        if self.hook.limit is None:
+            return loss
+        self._computed = self._ranks.total(self._computed)
+        share = batch.tokens / max(1, self._computed)
+        for parameter in self._trained:
+            if parameter.grad is not None:
+                parameter.grad.mul_(share)
+        return loss * share
 
     def _accumulate(self, batch: Batch) -> Tensor:
         micro_batches = batch.micro_batches(self.micro_batch or len(batch.inputs_bt))
@@ -160,7 +188,7 @@ class Trainer:
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
     def _accumulate_in_time(self, batch: Batch, micros: list[Batch], limit: ComputeLimit, scale: float) -> Tensor:
-        """The mean over the tokens of the micro-batches that end in time, of the first one at least."""
+        """Of the micro-batches that end in time, of the first one at least."""
         losses, self._computed = [], 0
         limit.begin()
         for micro in micros:
@@ -169,11 +197,7 @@ class Trainer:
             if not limit.allows_another():
                 break
         limit.end()
-        share = batch.tokens / max(1, self._computed)
-        for parameter in self.model.parameters():
-            if parameter.grad is not None:
-                parameter.grad.mul_(share)
-        return torch.stack(losses).sum() * share
+        return torch.stack(losses).sum()
 
     def _halve(self, batch: Batch) -> bool:
         """Whether fewer sequences at a time may help."""

@@ -30,13 +30,14 @@ from peer.outer.recipe.recipe import Recipe
 from peer.outer.record import RoundRecord
 from peer.outer.state.flat_layout import FlatLayout, trained_parameters
 from peer.protocol.address import PeerAddress, parse_peer_address
-from peer.run.assemble import local_anchor, plan_of, share
+from peer.run.assemble import plan_of
 from peer.run.checkpointing import Inner, Saving, inner_half
 from peer.run.join import LOCK_NAME
 from peer.run.lifecycle import DRAIN_S, LINGER_S, PUBLISHED_TIMEOUT_S, STATE_TIMEOUT_S, start_message
 from peer.run.local_rule import kept_beside
 from peer.run.resume import checkpoint_folder, read_resumed
 from peer.run.run_file import keep_manifest
+from peer.run.shared_model import local_anchor, share
 from peer.settings import PeerSettings, known_settings, load_settings
 from peer.swarm.net.keys import check_identity
 from peer.swarm.net.socket_folder import open_socket_folder

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from peer.outer.recipe.plan import RunPlan
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.state.flat_layout import FlatLayout
 from peer.protocol.manifest import InnerSpec, RunManifest
-from peer.run.local_rule import hook_of
+from peer.run.local_rule import hook_of, trajectory_of
 from peer.sim.campaign.simulation import Simulation, SimulationSetup
 from peer.sim.learner.replica import Learner, SimReplica
 from peer.sim.learner.task import LanguageTask
@@ -61,7 +62,8 @@ class TrainedMember(Member):
         assert self.manifest is not None
         model = build_initial_model(self.manifest, ByteTokenizer())
         layout, optimizer = FlatLayout.of(model), build_optimizer(model, INNER)
-        hook, second = hook_of(recipe.local, model, layout, optimizer, INNER)
+        hook, again = hook_of(recipe.local, model, layout, optimizer, INNER)
+        second = trajectory_of(recipe.local, layout, again, partial(ModelReplica, layout))
         self.trainer = Trainer(model, optimizer, INNER, lambda: INNER.learning_rate, hook=hook)
         self.parameters = ModelReplica(layout, model)
         return LocalAnchor(memory, self.parameters, recipe.optimizer, recipe.late_merge, fragments, hook, second)

@@ -16,7 +16,7 @@ from peer.data.tokenizer import ByteTokenizer
 from peer.link.messages import Anchor, Published
 from peer.link.supervisor import AgentProcess, create_descriptor
 from peer.protocol.manifest import parse_manifest
-from peer.run.assemble import Peer, assemble, plan_of
+from peer.run.assemble import Peer, assemble
 from peer.run.hooks import PeerHooks
 from peer.settings import PeerSettings
 from peer.telemetry.console import LiveSwarm
@@ -52,7 +52,7 @@ def wired(folder: Path, descriptor: int, recipe: str, *, documents: bool = False
     )
     settings = PeerSettings(output_dir=folder, train_files=(str(text),), device="cpu")
     peer = assemble(
-        settings, START, published, plan_of(published), cast(AgentProcess, agent), lambda _: None, lambda: False
+        settings, START, published, cast(AgentProcess, agent), lambda _: None, lambda: False
     )
     peer.sync.begin(Anchor(round=0, lineage_id=LINEAGE, contributed=None))
     return peer

@@ -6,6 +6,7 @@ import gc
 import itertools
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from peer.link.second_trajectory import SecondTrajectory
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.state.flat_layout import FlatLayout
 from peer.protocol.manifest import InnerSpec
-from peer.run.local_rule import hook_of, rule_bytes
+from peer.run.local_rule import hook_of, rule_bytes, trajectory_of
 from peer.sim.campaign.simulation import Simulation, SimulationSetup
 from peer.sim.learner.replica import Learner
 from peer.sim.learner.task import LanguageTask
@@ -59,7 +60,8 @@ class Production:
 def production(recipe: Recipe) -> Production:
     model = tiny_model()
     layout, optimizer = FlatLayout.of(model), build_optimizer(model, INNER)
-    hook, second = hook_of(recipe.local, model, layout, optimizer, INNER)
+    hook, again = hook_of(recipe.local, model, layout, optimizer, INNER)
+    second = trajectory_of(recipe.local, layout, again, partial(ModelReplica, layout))
     trainer = Trainer(model, optimizer, INNER, lambda: INNER.learning_rate, hook=hook)
     return Production(trainer, ModelReplica(layout, model), second, layout.numel)
 

@@ -1,0 +1,159 @@
+"""Several devices of one peer: which, the processes of the further ones, and what happens when one of them ends."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from peer.errors import UserError
+from peer.printable import printable
+from peer.settings import PeerSettings
+from peer.system.resources import usable_cores
+from peer.train.device import pick_device, set_threads
+from peer.train.ranks import ALONE, Ranks
+
+log = logging.getLogger(__name__)
+RANK_COMMAND = (sys.executable, "-m", "peer.run.rank")
+NOTICE_S, GRACE_S, POLL_S = 2.0, 6.0, 0.1
+MAX_RANKS = 64
+
+
+def devices_of(text: str) -> list[str]:
+    """The devices of a peer by torch's names: `all`, `cuda:0,cuda:1`, or `cpu:2` for two processes on the CPU.
+
+    Raises:
+        UserError: one that is not there, twice the same card, too many, or several kinds.
+    """
+    hint = "use all, a list such as cuda:0,cuda:1, or cpu:2 for two processes on the CPU"
+    if text == "all":
+        count = torch.cuda.device_count()
+        return [f"cuda:{index}" for index in range(count)] if count else [str(pick_device("auto"))]
+    if text.startswith("cpu:") and text[4:].isdecimal():
+        names = ["cpu"] * int(text[4:])
+    else:
+        names = [str(pick_device(name.strip())) for name in text.split(",")]
+        if len(set(names)) < len(names):
+            raise UserError(f"devices={text}: names a device twice", hint)
+    if len({name.partition(":")[0] for name in names}) != 1 or not 1 <= len(names) <= MAX_RANKS:
+        raise UserError(f"devices={text}: must be 1 to {MAX_RANKS} devices of one kind", hint)
+    if len(names) > 1 and names[0].startswith("mps"):
+        raise UserError(f"devices={text}: a Mac has one", hint)
+    return names
+
+
+class RankProcesses:
+    """The processes of the further devices. When one ends, so does this peer, at most `GRACE_S` + `NOTICE_S` later.
+
+    Use it from the main thread only: they die with the *thread* that started them (PR_SET_PDEATHSIG).
+
+    Args:
+        devices: of all ranks, the first that of this process.
+        folder: where each writes its log.
+        end: ends this process at once, after the message was shown; for a main thread that a device does not let go.
+    """
+
+    def __init__(
+        self, devices: Sequence[str], sharded: bool, folder: Path,
+        end: Callable[[int], None] = os._exit, command: Sequence[str] = RANK_COMMAND,
+    ) -> None:  # fmt: skip
+        self.devices, self._sharded, self._folder, self._end = list(devices), sharded, folder, end
+        self._meeting = tempfile.TemporaryDirectory(prefix="atoll-ranks-")
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._closing, self._lost = threading.Event(), threading.Event()
+        self._why = ""
+        for rank, device in enumerate(self.devices[1:], start=1):
+            self._processes.append(self._start([*command, "--rank", str(rank), "--device", device], rank))
+        self._watch = threading.Thread(target=self._look, name="ranks", daemon=True)
+        self._watch.start()
+
+    @property
+    def _store(self) -> str:
+        return f"file://{self._meeting.name}/store"
+
+    def connect(self) -> Ranks:
+        """Meet them."""
+        return Ranks.connect(0, len(self.devices), torch.device(self.devices[0]), self._store, self._sharded)
+
+    def lost(self) -> UserError | None:
+        """What to say if one has ended; waits a moment for that, as what it breaks in this process may come first."""
+        if not self._lost.wait(NOTICE_S):
+            return None
+        self._closing.set()  # this thread ends the peer
+        return UserError(self._why, self._hint)
+
+    @property
+    def _hint(self) -> str:
+        return f"see {self._folder}/rank*.log; start this peer again with --resume-from-checkpoint"
+
+    def close(self) -> None:
+        """End them: they hold nothing that is to be saved."""
+        self._closing.set()
+        for process in self._processes:
+            process.kill()
+            process.wait()
+        self._meeting.cleanup()
+
+    def _start(self, command: list[str], rank: int) -> subprocess.Popen[bytes]:
+        command += ["--count", str(len(self.devices)), "--store", self._store, "--parent", str(os.getpid())]
+        command += ["--sharded"] if self._sharded else []
+        with (self._folder / f"rank{rank}.log").open("ab") as file:
+            try:
+                return subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
+                )
+            except OSError as error:
+                what = f"the process of {self.devices[rank]} cannot be started: {error.strerror}"
+                raise UserError(what, "free memory, or name fewer devices") from None
+
+    def _look(self) -> None:
+        while not self._closing.wait(POLL_S):
+            for rank, process in enumerate(self._processes, start=1):
+                if process.poll() is not None:
+                    self._why = f"rank {rank} on {self.devices[rank]} {_ended(process.returncode)}{self._last(rank)}"
+                    self._lost.set()
+                    if not self._closing.wait(GRACE_S):
+                        print(UserError(self._why, self._hint).render(), file=sys.stderr)
+                        self._end(2)
+                    return
+
+    def _last(self, rank: int) -> str:
+        """The last line of its log."""
+        with contextlib.suppress(OSError):
+            lines = (self._folder / f"rank{rank}.log").read_bytes()[-4096:].decode(errors="replace").splitlines()
+            return f": {printable(lines[-1])[:300]}" if lines else ""
+        return ""
+
+
+def _ended(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code}"
+    with contextlib.suppress(ValueError):
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"was killed by signal {-code}"
+
+
+def start_ranks(settings: PeerSettings) -> RankProcesses | None:
+    """The processes of the further devices; None where there is one device."""
+    if settings.devices is None:
+        return None
+    devices = devices_of(settings.devices)
+    if len(devices) == 1:
+        return None
+    if settings.torch_threads is None and devices[0] == "cpu":
+        set_threads(max(1, usable_cores() // len(devices)))
+    return RankProcesses(devices, False, settings.output_dir)
+
+
+def connect(processes: RankProcesses | None) -> Ranks:
+    """All ranks of this peer."""
+    return ALONE if processes is None else processes.connect()

@@ -1,0 +1,104 @@
+"""A rank other than 0: its model, its optimizer, and what it does for each order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from peer.link.shared_vectors import VectorsOf
+from peer.outer.recipe.plan import RunPlan
+from peer.outer.recipe.recipe import Recipe
+from peer.outer.state.flat_layout import FlatLayout
+from peer.protocol.manifest import RunManifest
+from peer.run.local_rule import hook_of
+from peer.train.compute import Compute, prepare
+from peer.train.compute_limit import ComputeLimit
+from peer.train.device import set_threads
+from peer.train.model import build_skeleton
+from peer.train.optim import build_optimizer, load_optimizer_tensors, reset_state
+from peer.train.orders import Order, dealt, next_order, place_in, receive_document, receive_tensors, share_tensors
+from peer.train.precision import allow_tf32
+from peer.train.rank_part import RankPart
+from peer.train.ranks import Ranks
+from peer.train.step import Trainer
+
+
+def fixed_tensors(model: nn.Module) -> list[Tensor]:
+    """What rank 0 gives the others once: frozen parameters and buffers, which no anchor holds."""
+    frozen = [parameter.detach() for parameter in model.parameters() if not parameter.requires_grad]
+    return [*frozen, *model.buffers()]
+
+
+class NoSteps(torch.optim.Optimizer):
+    """In place of a `KeptGradient`, of which rank 0 has the only one."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__([parameter for parameter in model.parameters() if parameter.requires_grad], {"lr": 1.0})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Keep nothing."""
+
+
+class Follower:
+    """Builds what rank 0 describes."""
+
+    def __init__(self, ranks: Ranks, device: torch.device) -> None:
+        self._ranks = ranks
+        said = receive_document(ranks)
+        plan = RunPlan.of(RunManifest.model_validate(said["manifest"]))
+        recipe, self._vectors = plan.recipe, VectorsOf(said["pid"])
+        set_threads(said["threads"])
+        allow_tf32(said["tf32"])
+        torch.manual_seed(plan.manifest.seed + ranks.rank)  # of dropout: no two ranks drop the same
+        compute, self._rate = Compute(**said["compute"], ranks=ranks), 0.0
+        model = self._model(plan, said["vocab_size"], device, compute)
+        layout, inner = FlatLayout.of(model, recipe.cut), recipe.inner_settings(plan.manifest.inner)
+        self._optimizer: Any = self._optimizer_of(recipe, model, inner, compute.eight_bit)
+        hook, second = hook_of(recipe.local, model, layout, self._optimizer, inner, compute)
+        hook.limit = ComputeLimit.of(recipe.straggler.timeout, device)
+        self._parts = [RankPart(layout, model, ranks)]
+        if second is not None:
+            self._parts.append(RankPart(layout, second, ranks))
+        self._hook = hook
+        self._trainer = Trainer(model.train(), self._optimizer, inner, lambda: self._rate, hook=hook, compute=compute)
+
+    def _model(self, plan: RunPlan, vocab_size: int, device: torch.device, compute: Compute) -> PreTrainedModel:
+        model = build_skeleton(plan.manifest.model, vocab_size)
+        model.to_empty(device="cpu")  # pages that no one writes to take no memory
+        model.tie_weights()
+        share_tensors(self._ranks, fixed_tensors(model))
+        model.to(device)  # type: ignore[arg-type]
+        prepare(model, compute)
+        return model
+
+    def _optimizer_of(self, recipe: Recipe, model: PreTrainedModel, inner: Any, eight_bit: bool) -> Any:
+        return NoSteps(model) if recipe.payload == "gradient" else build_optimizer(model, inner, eight_bit)
+
+    def follow(self) -> None:
+        """Do as ordered until rank 0 says stop."""
+        while True:
+            kind, numbers = next_order(self._ranks)
+            if kind == Order.STOP:
+                return
+            self._do(kind, numbers)
+
+    def _do(self, kind: Order, numbers: Sequence[int]) -> None:
+        if kind == Order.STEP:
+            batch, self._rate = dealt(self._ranks, numbers)
+            self._trainer.step(batch)
+        elif kind in (Order.READ, Order.WRITE):
+            place, (start, model, *_) = place_in(numbers)
+            move = self._parts[model].read if kind == Order.READ else self._parts[model].write
+            move(self._vectors.at(place), start)
+            self._ranks.barrier()
+        elif kind == Order.ROUND:
+            place, _ = place_in(numbers)
+            self._hook.begin_round(self._vectors.at(place))
+        elif kind == Order.RESET:
+            reset_state(self._optimizer)
+        elif kind == Order.LOAD:
+            load_optimizer_tensors(self._optimizer, receive_tensors(self._ranks))

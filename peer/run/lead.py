@@ -1,0 +1,97 @@
+"""Rank 0 of a peer with several devices: a trainer whose steps, vectors and optimizer are those of all ranks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import fields
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from peer.link.local_anchor import InnerLoop
+from peer.link.memory import HEAD_BYTES, SharedState
+from peer.link.shared_vectors import SharedVectors
+from peer.protocol.manifest import RunManifest
+from peer.run.follower import fixed_tensors
+from peer.settings import PeerSettings
+from peer.train.batch import Batch
+from peer.train.compute import Compute
+from peer.train.optim import Optimizer, load_optimizer_tensors, reset_state
+from peer.train.orders import Lead, Order, send_document, send_tensors, share_tensors
+from peer.train.step import StepResult, Trainer
+
+
+def begin_lead(
+    settings: PeerSettings, manifest: RunManifest, vocab_size: int, compute: Compute, model: PreTrainedModel
+) -> Lead:
+    """Tell the others what to build, and give them what no anchor holds.
+
+    Args:
+        model: on the CPU.
+    """
+    lead = Lead(compute.ranks, SharedVectors())
+    send_document(compute.ranks, {
+        "manifest": manifest.model_dump(mode="json"), "vocab_size": vocab_size, "pid": os.getpid(),
+        "compute": {one.name: getattr(compute, one.name) for one in fields(compute) if one.name != "ranks"},
+        "threads": torch.get_num_threads(), "tf32": settings.tf32,
+    })  # fmt: skip
+    share_tensors(compute.ranks, fixed_tensors(model))
+    return lead
+
+
+def share_memory(lead: Lead, memory: SharedState, descriptor: int) -> None:
+    """All ranks map the outer state, and what rank 0 keeps beside it."""
+    lead.vectors.know(descriptor, memory.anchor, HEAD_BYTES)
+    memory.private = lead.vectors.empty
+
+
+class LeadTrainer(Trainer):
+    """Makes steps together with the other ranks.
+
+    Attributes:
+        lead: tells them.
+    """
+
+    lead: Lead
+
+    def step(self, batch: Batch | Tensor) -> StepResult:
+        """As `Trainer.step`, of a whole batch."""
+        return super().step(self.lead.deal(Batch.of(batch), self._lr_at()))
+
+
+class LedLoop:
+    """The `InnerLoop` of all ranks.
+
+    Args:
+        own: that of rank 0.
+    """
+
+    def __init__(self, lead: Lead, own: InnerLoop) -> None:
+        self._lead, self._own = lead, own
+
+    def begin_round(self, anchor: Tensor) -> None:
+        """See `InnerLoop`."""
+        self._lead.on_vector(Order.ROUND, anchor)
+        self._own.begin_round(anchor)
+
+
+class LedOptimizer:
+    """The state of the inner optimizer on all ranks; alone without a `lead`."""
+
+    def __init__(self, optimizer: Optimizer, lead: Lead | None) -> None:
+        self._optimizer, self._lead = optimizer, lead
+
+    def reset(self) -> None:
+        """Begin with an empty state."""
+        if self._lead is not None:
+            self._lead.order(Order.RESET)
+        reset_state(self._optimizer)
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """See `load_optimizer_tensors`."""
+        load_optimizer_tensors(self._optimizer, tensors)  # which refuses what does not fit
+        if self._lead is not None:
+            self._lead.order(Order.LOAD)
+            send_tensors(self._lead.ranks, tensors)

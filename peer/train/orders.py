@@ -1,0 +1,152 @@
+"""What rank 0 tells the other ranks of its peer, so that all do the same at the same moment.
+
+An order is eight integers; some are followed by tensors. Rank 0 runs as a trainer with one device does, and whatever it
+asks of its model, its optimizer or its recipe becomes an order.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from peer.link.shared_vectors import Place, SharedVectors
+from peer.train.batch import Batch
+from peer.train.rank_part import RankPart
+from peer.train.ranks import Ranks
+
+NUMBERS = 8
+
+
+class Order(IntEnum):
+    """The first number."""
+
+    STOP, STEP, READ, WRITE, ROUND, RESET, LOAD, GATHER, FORWARD = range(9)
+
+
+class Lead:
+    """Rank 0 of a peer with several.
+
+    Args:
+        vectors: of this process.
+    """
+
+    def __init__(self, ranks: Ranks, vectors: SharedVectors) -> None:
+        self.ranks, self.vectors = ranks, vectors
+
+    def order(self, kind: Order, *numbers: int) -> None:
+        """Tell all others."""
+        header = torch.zeros(NUMBERS, dtype=torch.int64)
+        header[: 1 + len(numbers)] = torch.tensor([int(kind), *numbers], dtype=torch.int64)
+        dist.broadcast(header, 0, group=self.ranks.control)
+
+    def deal(self, batch: Batch, rate: float) -> Batch:
+        """All make a step; -> the part of rank 0."""
+        parts = [batch.inputs_bt, batch.labels_bt, *([] if batch.positions_bt is None else [batch.positions_bt])]
+        (bits,) = struct.unpack("<q", struct.pack("<d", rate))
+        self.order(Order.STEP, len(parts), *batch.inputs_bt.shape, bits)
+        dist.broadcast(torch.stack(parts), 0, group=self.ranks.control)
+        return self.ranks.part_of(batch)
+
+    def on_vector(self, kind: Order, vector: Tensor, *numbers: int) -> None:
+        """An order that is about a vector in shared memory."""
+        place = self.vectors.place_of(vector)
+        assert place is not None, "not in shared memory"
+        self.order(kind, *place, *numbers)
+
+
+class LedReplica:
+    """The `LocalParameters` of all ranks: each copies its part straight between its device and shared memory.
+
+    Args:
+        number: of the model, where a recipe trains several.
+    """
+
+    def __init__(self, lead: Lead, part: RankPart, number: int = 0) -> None:
+        self._lead, self._part, self._number = lead, part, number
+
+    def read(self, out: Tensor, start: int = 0) -> None:
+        shared = self._shared(out)
+        self._lead.on_vector(Order.READ, shared, start, self._number)
+        self._part.read(shared, start)
+        self._lead.ranks.barrier()
+        if shared is not out:
+            out.copy_(shared)
+
+    def write(self, flat: Tensor, start: int = 0) -> None:
+        shared = self._shared(flat)
+        if shared is not flat:
+            shared.copy_(flat)
+        self._lead.on_vector(Order.WRITE, shared, start, self._number)
+        self._part.write(shared, start)
+        self._lead.ranks.barrier()
+
+    def _shared(self, vector: Tensor) -> Tensor:
+        if self._lead.vectors.place_of(vector) is not None:
+            return vector
+        return self._lead.vectors.stage(vector.numel())
+
+
+def next_order(ranks: Ranks) -> tuple[Order, list[int]]:
+    """Wait for one."""
+    header = torch.zeros(NUMBERS, dtype=torch.int64)
+    dist.broadcast(header, 0, group=ranks.control)
+    kind, *numbers = header.tolist()
+    return Order(kind), numbers
+
+
+def dealt(ranks: Ranks, numbers: Sequence[int]) -> tuple[Batch, float]:
+    """The part of this rank in a step, and the learning rate."""
+    count, rows, tokens, bits = numbers[:4]
+    parts = torch.empty(count, rows, tokens, dtype=torch.int64)
+    dist.broadcast(parts, 0, group=ranks.control)
+    (rate,) = struct.unpack("<d", struct.pack("<q", bits))
+    return ranks.part_of(Batch(*parts)), rate
+
+
+def place_in(numbers: Sequence[int]) -> tuple[Place, list[int]]:
+    """The vector that an order is about, and its other numbers."""
+    return Place(*numbers[:3]), list(numbers[3:])
+
+
+def send_document(ranks: Ranks, document: Mapping[str, Any]) -> None:
+    """From rank 0 to the others; a JSON document."""
+    text = torch.frombuffer(bytearray(json.dumps(document).encode()), dtype=torch.uint8)
+    dist.broadcast(torch.tensor([text.numel()]), 0, group=ranks.control)
+    dist.broadcast(text, 0, group=ranks.control)
+
+
+def receive_document(ranks: Ranks) -> dict[str, Any]:
+    """The other end of `send_document`."""
+    dist.broadcast(size := torch.zeros(1, dtype=torch.int64), 0, group=ranks.control)
+    text = torch.empty(int(size), dtype=torch.uint8)
+    dist.broadcast(text, 0, group=ranks.control)
+    document: dict[str, Any] = json.loads(bytes(text.numpy()))
+    return document
+
+
+@torch.no_grad()
+def share_tensors(ranks: Ranks, tensors: Sequence[Tensor]) -> None:
+    """Give all ranks the values that rank 0 has; on the CPU, contiguous, of the same shapes and types everywhere."""
+    for tensor in tensors:
+        if tensor.numel():
+            dist.broadcast(tensor.view(-1).view(torch.uint8), 0, group=ranks.control)
+
+
+def send_tensors(ranks: Ranks, tensors: Mapping[str, Tensor]) -> None:
+    """From rank 0 to the others; fp32."""
+    send_document(ranks, {name: list(tensor.shape) for name, tensor in tensors.items()})
+    share_tensors(ranks, [tensor.to("cpu", torch.float32).contiguous() for tensor in tensors.values()])
+
+
+def receive_tensors(ranks: Ranks) -> dict[str, Tensor]:
+    """The other end of `send_tensors`, on the CPU."""
+    tensors = {name: torch.empty(shape) for name, shape in receive_document(ranks).items()}
+    share_tensors(ranks, list(tensors.values()))
+    return tensors

@@ -1,0 +1,95 @@
+"""Several processes on gloo make the steps of one with the same batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from peer.outer.state.flat_layout import FlatLayout
+from peer.protocol.manifest import InnerSpec
+from peer.train.batch import Batch
+from peer.train.compute import Compute
+from peer.train.optim import build_optimizer
+from peer.train.rank_part import RankPart
+from peer.train.ranks import ALONE, Ranks
+from peer.train.step import Trainer
+from tests.train.in_ranks import in_ranks
+from tests.train.tiny import random_batches, tiny_model
+
+INNER = InnerSpec(learning_rate=1e-2, warmup_steps=0, batch_sequences=4)
+STEPS = 4
+
+
+def trained(ranks: Ranks, rows: int, **choices: Any) -> dict[str, Any]:
+    """Losses and norms of a few steps, and the parameters after them; of each batch a rank sees its own rows."""
+    model = tiny_model()
+    trainer = Trainer(
+        model, build_optimizer(model, INNER), INNER, lambda: 1e-2, compute=Compute(ranks=ranks, **choices)
+    )
+    layout, steps = FlatLayout.of(model), []
+    for tokens in random_batches(STEPS, rows):
+        tokens[0, 3:] |= 1 << 24  # learned from less: the mean is over tokens, and not over rows or ranks
+        steps.append(trainer.step(ranks.part_of(Batch.of(tokens))))
+    return {
+        "losses": [step.loss for step in steps], "norms": [step.grad_norm for step in steps],
+        "tokens": [step.tokens for step in steps], "parameters": flat(layout, model).tolist(),
+    }  # fmt: skip
+
+
+def flat(layout: FlatLayout, model: Any) -> Tensor:
+    out = torch.empty(layout.numel)
+    layout.copy_to_flat(model, out)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("count", "rows", "choices"),
+    [(2, 4, {}), (4, 8, {"micro_batch": 1}), (3, 4, {}), (2, 4, {"precision": "fp16"})],
+    ids=["two", "four, accumulated", "three with four rows", "fp16"],
+)
+def test_ranks_make_the_steps_of_one_process(tmp_path: Path, count: int, rows: int, choices: dict[str, Any]) -> None:
+    """Three ranks have two rows each, so the last has none to learn from."""
+    own = {key: value for key, value in choices.items() if key == "micro_batch"}
+    prepared = {key: value for key, value in choices.items() if key == "precision"}
+    alone = trained(ALONE, rows, **prepared)
+    found = in_ranks(count, tmp_path, lambda ranks: trained(ranks, rows, **own, **prepared))
+    within = 2e-3 if "precision" in choices else 1e-5
+    for one in found:
+        assert one["losses"] == pytest.approx(alone["losses"], abs=within)
+        assert one["norms"] == pytest.approx(alone["norms"], rel=10 * within)
+        assert one["tokens"] == alone["tokens"]
+        assert one["parameters"] == found[0]["parameters"]  # to the bit
+    assert found[0]["parameters"] == pytest.approx(alone["parameters"], abs=20 * within)
+    assert found[0]["losses"][0] > 5.0
+
+
+def test_each_rank_copies_its_part_of_the_flat_vector(tmp_path: Path) -> None:
+    def work(ranks: Ranks) -> list[float]:
+        model = tiny_model()
+        layout = FlatLayout.of(model)
+        part, out = RankPart(layout, model, ranks), torch.full((layout.numel,), torch.nan)
+        part.read(out, 0)
+        part.write(torch.arange(float(layout.numel)), 0)
+        assert torch.equal(flat(layout, model), torch.arange(float(layout.numel)))  # each holds all of it
+        return out.tolist()
+
+    found = [torch.tensor(out) for out in in_ranks(2, tmp_path, work)]
+    model = tiny_model()
+    whole = flat(FlatLayout.of(model), model)
+    half = len(whole) // 2
+    assert torch.equal(found[0][:half], whole[:half])
+    assert torch.equal(found[1][half:], whole[half:])
+    assert bool(found[0][half:].isnan().all())
+    assert bool(found[1][:half].isnan().all())
+
+
+def test_rows_that_are_missing_are_not_learned_from() -> None:
+    batch = Batch.of(random_batches(1, 5)[0])
+    parts = [Ranks(rank, 3).part_of(batch) for rank in range(3)]
+    assert [len(part.inputs_bt) for part in parts] == [2, 2, 2]
+    assert [part.tokens for part in parts] == [batch.tokens] * 3
+    assert sum(int((part.labels_bt != -100).sum()) for part in parts) == batch.tokens

@@ -27,7 +27,7 @@ class ForkVerdict(Enum):
     FOLLOW = "follow"
     KEEP = "keep"
     WEIGHTLESS = "weightless"
-    """The chain only extends the peer's own, but fewer than half of those who were there signed it."""
+    """The chain only extends the peer's own, but too few of those who were there signed it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,13 +91,13 @@ class ForkRule:
     def carried(self, chain: Sequence[Certificate], known: int, *, forked: bool = False) -> int:
         """How far a chain holds: true links lend nothing to forged ones that follow them.
 
-        Step by step, the next links hold that half of the established weight of the last `RECENT_LINKS` has signed.
+        Step by step, the next links hold that enough of the established weight of the last `RECENT_LINKS` has signed.
 
         Args:
             chain: from genesis, verified.
             known: so many of its links need no support. At genesis the first one needs none.
-            forked: the peer has left the chain there: the first step needs half of those that signed what follows, and
-                later ones are held against the branch alone.
+            forked: the peer has left the chain there: the first step is held against those that signed what follows,
+                later ones against the branch alone.
 
         Returns:
             The number of links that hold, at least `known`.
@@ -115,18 +115,18 @@ class ForkRule:
             weights, signed, tallied = capped(self._contributed(tally, there)), set[str](), held
             for place, certificate in enumerate(chain[held:], held + 1):
                 signed |= certificate.signatures.keys()
-                if weights and _half(weights, signed):
+                if weights and _support(weights, signed):
                     held = place
                     break
             else:
                 return held
 
     def _extends(self, ancestor: Sequence[Certificate], other: Sequence[Certificate]) -> ForkVerdict:
-        """Without links of its own a peer follows the half of the established that were there last."""
+        """Without links of its own a peer follows enough of the established that were there last."""
         if not ancestor:
             return ForkVerdict.FOLLOW
         weights = capped(self._contributed(tally_of(ancestor), listed(ancestor[-RECENT_LINKS:])))
-        return ForkVerdict.FOLLOW if weights and _half(weights, signers(other)) else ForkVerdict.WEIGHTLESS
+        return ForkVerdict.FOLLOW if weights and _support(weights, signers(other)) else ForkVerdict.WEIGHTLESS
 
     @staticmethod
     def _by_tokens(own: Sequence[Certificate], other: Sequence[Certificate]) -> ForkVerdict:
@@ -148,8 +148,9 @@ def capped(weights: Mapping[str, int]) -> dict[str, int]:
     return {peer_id: min(weight, max(cap, -(-weight // 2))) for peer_id, weight in weights.items()}
 
 
-def _half(weights: Mapping[str, int], signed: Set[str]) -> bool:
-    return 2 * sum(weight for peer_id, weight in weights.items() if peer_id in signed) >= sum(weights.values())
+def _support(weights: Mapping[str, int], signed: Set[str]) -> bool:
+    """Whether those who signed hold more than two fifths: more than a quarter of the tokens comes to once `capped`."""
+    return 5 * sum(weight for peer_id, weight in weights.items() if peer_id in signed) > 2 * sum(weights.values())
 
 
 def listed(links: Iterable[Certificate]) -> set[str]:

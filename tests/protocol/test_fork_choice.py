@@ -81,12 +81,17 @@ def test_both_sides_of_an_honest_split_decide_alike(left, right, rounds, others)
         assert (verdicts[0] is ForkVerdict.KEEP) == (left > right)  # however many rounds either has made
 
 
-def test_a_peer_that_missed_rounds_follows_at_least_half_of_those_who_were_there():
+def test_a_peer_that_missed_rounds_follows_two_fifths_of_those_who_were_there():
     past = extend([], 30, ["a", "b", "c", "d"])
     assert judge(past, extend(past, 1, ["a", "b"])) is ForkVerdict.FOLLOW
     assert judge(past, extend(past, 50, ["a", *crowd(3)])) is ForkVerdict.WEIGHTLESS
     gone = extend(past, RECENT_LINKS, ["a", "b"])  # c and d have left since: a alone is half of those who stayed
     assert judge(gone, extend(gone, 1, ["a", "new"])) is ForkVerdict.FOLLOW
+    # b dies, and a makes a round with a newcomer before the slow c is there
+    uneven = extend(extend(extend([], 5, ["a", "b", "c"]), 2, ["a", "b"]), 2, ["a"])
+    assert judge(uneven, extend(uneven, 1, ["a", "new"])) is ForkVerdict.FOLLOW
+    three = extend([], 9, ["a", "b", "m"])  # but no third does: one could be malicious
+    assert judge(three, extend(three, 50, ["m", *crowd(15)])) is ForkVerdict.WEIGHTLESS
 
 
 def test_true_links_lend_nothing_to_forged_ones_after_them():
@@ -149,6 +154,19 @@ def test_a_crowd_with_less_than_half_of_what_the_others_contributed_outweighs_th
     ours = sum(weight for peer_id, weight in cut.items() if peer_id[0] == "h")
     assert 2 * ours > sum(cut.values())
     assert all(-(-weights[peer_id] // 2) <= weight <= weights[peer_id] for peer_id, weight in cut.items())
+
+
+@given(st.lists(tokens, max_size=4), st.lists(tokens, min_size=1, max_size=5))
+def test_a_quarter_of_the_tokens_never_extends_a_chain(honest, hostile):
+    honest = [*honest, max(1, 3 * sum(hostile) - sum(honest))]
+    past = []
+    for name, weights in (("h", honest), ("m", hostile)):
+        for place, weight in enumerate(weights):
+            past = extend(past, 1, [f"{name}{place}"], tokens=weight)
+    rule = ForkRule(probation_rounds=1)
+    forged = extend(past, 2, [f"m{place}" for place in range(len(hostile))] + crowd(2))
+    assert judge(past, forged, rule) is ForkVerdict.WEIGHTLESS
+    assert rule.carried(forged, len(past)) == len(past)
 
 
 @given(st.lists(tokens, min_size=4, max_size=12))

@@ -29,19 +29,19 @@ from tests.network.chaos.namespaces import Internet
 from tests.network.chaos.relay import Link
 
 NAME, PEERS, FRAGMENTS = "wan", 4, 4
-ABOUT = "How much of their time four peers compute that train 0.8M parameters together over slow, distant lines"
+ABOUT = "How much of their time four peers compute that train a model together over slow, distant lines"
 NOTES = """\
-Four peers (`atoll join`) train the quickstart's model, each in a network namespace behind a relay with {slow:g}
-Mbit/s each way, {delay:g} ms one way and {loss:.0%} loss, for {seconds:g} s after their first two rounds. A step
-takes at least {step:g} s, so that four computers fit into one. {steps} steps make a round; where the recipe streams,
-each of {fragments} fragments has one in so many steps. `computing` is the share of a peer's time in which its trainer
-does not wait for its agent: the median over the peers, and the least. `waiting`: the trainer stops until its round is
-over, as in published DiLoCo. One slow peer takes ten times as long for a step. `peak` is the mean rate in the busiest
-{window:g} s, the time between two fragments, with everything that goes over the line; on {fast:g} Mbit/s, where the
-line does not flatten it, streaming is compared with DiLoCo. All processes share this machine's cores with whatever
-else ran: see the load. A peak between two looks is that of half a second. In the picture DiLoCo's contribution and
-result are seconds apart, so that no window holds both, while one holds parts of two fragments; and what does not
-belong to a round is always there."""
+Four peers (`atoll join`) train the quickstart's model of 0.8M parameters, each in a network namespace behind a relay
+with {slow:g} Mbit/s each way, {delay:g} ms one way and {loss:.0%} loss, for {seconds:g} s after their first two
+rounds; on {fast:g} Mbit/s, one of 8M parameters. A step takes at least {step:g} s, so that four computers fit into
+one. {steps} steps make a round; where the recipe streams, each of {fragments} fragments has one in so many steps.
+`computing` is the share of a peer's time in which its trainer does not wait for its agent: the median over the peers,
+and the least. `waiting`: the trainer stops until its round is over, as in published DiLoCo. One slow peer takes ten
+times as long for a step. `peak` is the mean rate in the busiest {window:g} s, the time between two fragments, with
+everything that goes over the line; on {fast:g} Mbit/s streaming is compared with DiLoCo. All processes share this
+machine's cores with whatever else ran: see the load. A peak between two looks is that of half a second. In the
+picture DiLoCo's contribution and result are seconds apart, so that no window holds both, while one holds parts of two
+fragments; and what does not belong to a round is always there."""
 RECIPE_TEXT = {
     "diloco": "name: diloco, compressor: int8, outer_momentum: 0.6",
     "streaming-diloco": f"name: streaming-diloco, compressor: int8, schedule: {{num_fragments: {FRAGMENTS}}}",
@@ -52,6 +52,10 @@ SLOW_MBIT, FAST_MBIT, DELAY_MS, LOSS = 2.0, 20.0, 100.0, 0.01
 STEPS, STEP_S, SLOWNESS = 20, 0.5, 10.0
 LOOK_S, START_S, WARM_ROUNDS = 0.5, 240.0, 2
 PORT = "/ip4/0.0.0.0/tcp/4001"
+LARGER = {  # what the quickstart's model and batches are on the fast line: 8M parameters, and steps that fit
+    "hidden_size: 128": "hidden_size: 384", "intermediate_size: 344": "intermediate_size: 1216",
+    "sequence_length: 128": "sequence_length: 64", "batch_sequences: 8": "batch_sequences: 1",
+}  # fmt: skip
 MANIFEST = Path(__file__).parent.parent / "configs" / "runs" / "quickstart.yaml"
 
 
@@ -133,12 +137,15 @@ def report_of(rows: Sequence[WanRow], missing: Sequence[dict[str, str]], argumen
     )  # fmt: skip
 
 
-def manifest_of(recipe: str) -> str:
-    """The quickstart's, with another recipe."""
+def manifest_of(case: Case) -> str:
+    """The quickstart's, with another recipe, and on a fast line a larger model."""
     head, rest = MANIFEST.read_text().split("\nrecipe:", 1)
+    for own, larger in LARGER.items() if case.mbit == FAST_MBIT else ():
+        assert own in head
+        head = head.replace(own, larger)
     tail = rest[rest.index("\nrounds:") :]
-    steps = "" if recipe == "ddp" else f", steps_per_round: {STEPS}"
-    return f"{head}\nrecipe: {{{RECIPE_TEXT[recipe]}{steps}}}\ntrust: {{identity_work: 0, mode: private}}\n{tail}"
+    steps = "" if case.recipe == "ddp" else f", steps_per_round: {STEPS}"
+    return f"{head}\nrecipe: {{{RECIPE_TEXT[case.recipe]}{steps}}}\ntrust: {{identity_work: 0, mode: private}}\n{tail}"
 
 
 @contextmanager
@@ -149,7 +156,7 @@ def swarm(case: Case) -> Iterator[Machines]:
         internet = stack.enter_context(Internet())
         internet.host("bootstrap")
         with internet.hosts["bootstrap"].entered():
-            bootstrap = BootstrapProcess(folder / "bootstrap", manifest_of(case.recipe), port=4001, host="0.0.0.0")
+            bootstrap = BootstrapProcess(folder / "bootstrap", manifest_of(case), port=4001, host="0.0.0.0")
         stack.callback(bootstrap.close)
         address = f"/ip4/{internet.addresses['bootstrap']}/tcp/4001/p2p/{bootstrap.address.split('/p2p/')[1]}"
         machines = Machines(folder, internet)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
 from benchmarks import losses
 from benchmarks.losses import LossRow
-from benchmarks.wan import cases, manifest_of
+from benchmarks.wan import Case, cases, manifest_of
 from benchmarks.wan_report import WanRow, draw, figures, line, peak_mbit
 from peer.outer.recipe.plan import RunPlan
 from peer.protocol.manifest import parse_manifest
@@ -59,8 +62,18 @@ def test_every_case_has_a_manifest_that_a_swarm_runs() -> None:
         ("lagoon", False, True, 2.0), ("diloco", False, False, 20.0), ("streaming-diloco", False, False, 20.0),
     ]  # fmt: skip
     for name, fragments in (("diloco", 1), ("streaming-diloco", 4), ("lagoon", 1), ("ddp", 1)):
-        plan = RunPlan.of(parse_manifest(manifest_of(name).encode(), name))
+        plan = RunPlan.of(parse_manifest(manifest_of(Case(recipe=name)).encode(), name))
         assert (plan.recipe.name, plan.recipe.num_fragments) == (name, fragments)
+
+
+def test_the_line_is_ten_times_as_fast_and_the_model_ten_times_as_large() -> None:
+    counts = []
+    for mbit in (2.0, 20.0):
+        manifest = parse_manifest(manifest_of(Case(recipe="diloco", mbit=mbit)).encode(), "wan")
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(LlamaConfig(**manifest.model.config))
+        counts.append(sum(parameter.numel() for parameter in model.parameters()))
+    assert counts == [825_472, 8_067_456]
 
 
 def test_losses_are_compared_with_the_simulator_and_with_blocking_rounds_of_the_same_seed() -> None:

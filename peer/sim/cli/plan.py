@@ -18,15 +18,17 @@ from rich.text import Text
 
 from peer.errors import UserError
 from peer.outer.recipe.published import RECIPES
-from peer.outer.state.flat_layout import FlatLayout
-from peer.sim.campaign.label import Choice, parse_label
+from peer.protocol.manifest import RoundSpec
+from peer.sim.campaign.label import Choice, parse_label, with_room
 from peer.sim.campaign.plan import load_task, meta_layout, parse_tokens
 from peer.sim.cli.tables import new_table, simulator_console
 from peer.sim.forecast.gpus import COMMON_MFU, gpu_step_s
-from peer.sim.forecast.peers import PlannedPeers, parse_peers, planned_peers
+from peer.sim.forecast.peers import parse_peers, planned_peers
 from peer.sim.forecast.plan import (
+    LONG_ROUND,
     Forecast,
     Needed,
+    Subject,
     advice,
     bandwidth_needed,
     forecast,
@@ -62,16 +64,6 @@ class PlanOptions:
     plot: Path | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Subject:
-    """What is planned: a model, how much a step learns from, and who computes it."""
-
-    name: str
-    layout: FlatLayout
-    tokens_per_step: int
-    peers: PlannedPeers
-
-
 def run_plan(options: PlanOptions) -> int:
     """Print the plan; -> 0.
 
@@ -87,8 +79,7 @@ def run_plan(options: PlanOptions) -> int:
         return _print_needed(options, subject, choices, options.target)
     goal = None if options.goal_tokens is None else parse_tokens(options.goal_tokens)
     forecasts = [
-        forecast(choice, subject.layout, subject.peers, subject.tokens_per_step, goal)
-        for choice in choices
+        forecast(choice.label, with_room(choice, choice.recipe(), subject.layout), subject, goal) for choice in choices
     ]
     forecasts.sort(key=lambda each: -each.tokens_a_day)
     if options.plot is not None:
@@ -122,8 +113,10 @@ def _choices(options: PlanOptions) -> list[Choice]:
 def _subject(options: PlanOptions) -> Subject:
     if (options.manifest is None) == (options.parameters is None):
         raise UserError("atoll plan needs a MANIFEST or --params", "for example --params 1e9")
+    wait_s = RoundSpec().straggler_wait_s
     if options.manifest is not None:
         manifest = load_task(options.manifest)
+        wait_s = manifest.rounds.straggler_wait_s
         name, layout = manifest.name, meta_layout(manifest)
         tokens = manifest.inner.batch_sequences * manifest.data.sequence_length
     else:
@@ -133,7 +126,9 @@ def _subject(options: PlanOptions) -> Subject:
     tokens = options.tokens_per_step or tokens or DEFAULT_TOKENS_PER_STEP
     kinds = parse_peers(options.peers)
     seconds = [_step_s(options, kind.gpu, layout.numel, tokens) for kind in kinds]
-    return Subject(name=name, layout=layout, tokens_per_step=tokens, peers=planned_peers(kinds, seconds))
+    return Subject(
+        name=name, layout=layout, tokens_per_step=tokens, peers=planned_peers(kinds, seconds), wait_s=wait_s
+    )
 
 
 def _step_s(options: PlanOptions, gpu: str | None, parameters: int, tokens: int) -> float:
@@ -167,7 +162,7 @@ def _described(subject: Subject) -> dict[str, Any]:
 def plan_table(forecasts: Sequence[Forecast]) -> Table:
     """One line per recipe, in the order given."""
     table = new_table("recipe")
-    for header in ("utilisation", "a round", "GB/day, peer", "tokens/day", "days", "cost"):
+    for header in ("utilisation", "a round", "steps", "GB/day, peer", "tokens/day", "days", "cost"):
         table.add_column(header, justify="right", no_wrap=True)
     table.add_column("limited by", no_wrap=True)
     table.add_column("", overflow="fold")
@@ -176,10 +171,16 @@ def plan_table(forecasts: Sequence[Forecast]) -> Table:
         notes += [] if each.on_a_swarm else ["simulator alone"]
         table.add_row(
             Text(each.label, style="bold"), f"{each.utilisation:.1%}", human_duration(each.round_s),
-            f"{each.gb_a_day:,.1f}", human_count(each.tokens_a_day), "-" if each.days is None else f"{each.days:,.1f}",
+            _steps(each), f"{each.gb_a_day:,.1f}", human_count(each.tokens_a_day),
+            "-" if each.days is None else f"{each.days:,.1f}",
             "-" if each.cost is None else f"{each.cost:,.0f}", each.limit, Text("; ".join(notes), style="dim"),
         )
     return table
+
+
+def _steps(forecast: Forecast) -> str:
+    made, named = forecast.steps_made, forecast.steps_per_round
+    return f"{named:,}" if forecast.stretch <= LONG_ROUND else f"{made:,}, not {named:,}"
 
 
 def _print_needed(options: PlanOptions, subject: Subject, choices: Sequence[Choice], target: float) -> int:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 from peer.errors import UserError
-from peer.outer.policy.schedules import GradientChange
+from peer.outer.policy.schedules import Every, GradientChange, Strided
 from peer.outer.policy.straggler import Quorum
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.recipe.resolve import missing_on_a_swarm
 from peer.outer.state.flat_layout import FlatLayout
+from peer.protocol.manifest import RoundSpec
 from peer.sim.campaign.label import Choice, parse_label, with_room
 from peer.sim.forecast.peers import PlannedPeers
 from peer.sim.forecast.published_bandwidth import METHODS, PAPER, SIZES, TARGETS
@@ -20,6 +21,7 @@ from peer.sim.forecast.steady import limit_of, needed_gbit_s, steady
 
 DAY_S = 86_400.0
 GOOD_UTILISATION = 0.9
+LONG_ROUND = 1.25  # times the recipe's steps, which a round may last
 # Recipes that lose little against data parallelism (docs/recipes.md, docs/results), the best first.
 PREFERRED = ("lagoon", "sparseloco", "muloco", "streaming-diloco", "opendiloco", "diloco")
 LAYERS = ((1e6, 4), (1e8, 12), (1e9, 24), (1e10, 48), (1e11, 108))  # (parameters, layers) of published models
@@ -27,20 +29,39 @@ WIDTH_UNIT = 64
 
 
 @dataclass(frozen=True, kw_only=True)
+class Subject:
+    """What is planned: a model, how much a step learns from, who computes it.
+
+    Attributes:
+        wait_s: how long a round waits for late members.
+    """
+
+    name: str
+    layout: FlatLayout
+    tokens_per_step: int
+    peers: PlannedPeers
+    wait_s: float = RoundSpec().straggler_wait_s
+
+
+@dataclass(frozen=True, kw_only=True)
 class Forecast:
     """One recipe on the planned peers.
 
     Attributes:
+        steps_made: of the fastest peer in a round: more than `steps_per_round` where a round takes longer than these,
+            since trainers do not wait for it.
+        utilisation: share of the time that is computing.
         round_s: seconds in which everything is synchronised once.
         gb_a_day: that one peer sends, the mean; it receives as much.
         days, cost: until the goal; None without a goal, or without prices.
-        limit: what keeps the peers from computing.
+        limit: what keeps the peers from computing, or their rounds from their length.
         on_a_swarm: real peers run it; else the simulator alone.
         note: what the figures leave out.
     """
 
     label: str
     steps_per_round: int
+    steps_made: int
     utilisation: float
     round_s: float
     gb_a_day: float
@@ -50,6 +71,11 @@ class Forecast:
     limit: str
     on_a_swarm: bool
     note: str
+
+    @property
+    def stretch(self) -> float:
+        """Steps of a round over those that the recipe says."""
+        return self.steps_made / self.steps_per_round
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,22 +109,47 @@ def layout_of(parameters: float) -> FlatLayout:
     )  # fmt: skip
 
 
-def forecast(
-    choice: Choice, layout: FlatLayout, peers: PlannedPeers, tokens_per_step: int, goal_tokens: float | None
-) -> Forecast:
+def forecast(label: str, recipe: Recipe, subject: Subject, goal_tokens: float | None = None) -> Forecast:
     """What one recipe costs these peers; its model is that of the simulator."""
-    recipe = with_room(choice, choice.recipe(), layout)
-    found = steady(recipe, layout, peers.profiles, peers.step_s)
-    tokens_a_day = found.steps_s * tokens_per_step * DAY_S
+    peers, layout = subject.peers, subject.layout
+    joined = as_joined(recipe, subject.wait_s)
+    found = steady(joined, layout, peers.profiles, peers.step_s)
+    waits = recipe.payload == "gradient" or recipe.votes is not None
+    step_s = peers.step_s * recipe.gradients_per_step
+    steps_s = found.steps_s if waits else sum(profile.speed for profile in peers.profiles) / step_s
+    round_s = recipe.steps_per_round / found.fastest_steps_s
+    whole = recipe.num_fragments * found.sent_bytes_a_group / round_s  # an overlapped round outlasts the window's end
+    sent_bytes_s = found.sent_bytes_s if waits or recipe.gossips else whole
+    tokens_a_day = steps_s * subject.tokens_per_step * DAY_S
     days = None if goal_tokens is None else goal_tokens / tokens_a_day
     return Forecast(
-        label=choice.label, steps_per_round=recipe.steps_per_round, utilisation=found.utilisation,
-        round_s=recipe.steps_per_round * len(peers.profiles) / found.steps_s,
-        gb_a_day=found.sent_bytes_s * DAY_S / 1e9, tokens_a_day=tokens_a_day, days=days,
+        label=label, steps_per_round=recipe.steps_per_round,
+        steps_made=recipe.steps_per_round if waits else round(round_s / step_s),
+        utilisation=found.utilisation if waits else 1.0, round_s=round_s,
+        gb_a_day=sent_bytes_s * DAY_S / 1e9, tokens_a_day=tokens_a_day, days=days,
         cost=None if days is None or peers.price is None else 24 * days * peers.price,
-        limit=limit_of(recipe, layout, peers.profiles, peers.step_s, found),
+        limit=limit_of(joined, layout, peers.profiles, peers.step_s, found),
         on_a_swarm=not missing_on_a_swarm(recipe), note=_note(recipe),
     )  # fmt: skip
+
+
+def as_joined(recipe: Recipe, wait_s: float) -> Recipe:
+    """The recipe as `atoll join` runs it: where rounds have many steps, trainers go on until the next round begins.
+
+    Args:
+        wait_s: how long a round waits for members that are late; then they send what they have.
+    """
+    recipe, schedule = replace(recipe, straggler=recipe.straggler.within(wait_s)), recipe.schedule
+    if isinstance(schedule, Strided):
+        late = schedule.period // schedule.num_fragments
+    elif isinstance(schedule, Every):
+        late = min(schedule.steps, schedule.warm_start_every if schedule.warm_start_steps else schedule.steps)
+    else:
+        return recipe
+    if recipe.payload == "gradient" or recipe.gossips or recipe.straggler.asynchronous:
+        return recipe
+    late = max(late, schedule.overlap_steps)
+    return replace(recipe, schedule=replace(schedule, overlap_steps=late), merge=recipe.late_merge)
 
 
 def bandwidth_needed(choice: Choice, layout: FlatLayout, step_s: float, target: float) -> Needed:
@@ -122,16 +173,22 @@ def published_needed(layout: FlatLayout, step_s: float, target: float) -> tuple[
 def advice(forecasts: Sequence[Forecast]) -> str:
     """Which recipe to take, and why, in a few sentences."""
     able = [each for each in forecasts if each.on_a_swarm and not each.note] or list(forecasts)
-    fastest = max(able, key=lambda each: each.tokens_a_day)
+    least = min(each.stretch for each in able)
+    prompt = [each for each in able if each.stretch <= max(LONG_ROUND, least)]
+    busiest = max(each.utilisation for each in prompt)
+    good = [each for each in prompt if each.utilisation >= min(GOOD_UTILISATION, busiest)]
     rank = {name: place for place, name in enumerate(PREFERRED)}
-    good = [each for each in able if each.utilisation >= min(GOOD_UTILISATION, fastest.utilisation)]
     chosen = min(good, key=lambda each: (rank.get(each.label.partition(":")[0], len(rank)), -each.utilisation))
     head = "Take" if chosen.utilisation >= 0.5 else "No recipe keeps these peers busy; the best of them is"
     said = [f"{head} {chosen.label}: the peers compute {chosen.utilisation:.0%} of their time"]
     if chosen.days is not None:
-        said[0] += f", which takes {chosen.days:.1f} days"
+        long = f"{chosen.days:.1f} days" if chosen.days >= 1 else f"{24 * chosen.days:.1f} hours"
+        said[0] += f", which takes {long}"
         said[0] += f" and costs {chosen.cost:,.0f}" if chosen.cost is not None else ""
     said[0] += "."
+    if chosen.stretch > LONG_ROUND:
+        said.append(f"No recipe is in time here: its round lasts {chosen.steps_made:,} steps in place of "
+                    f"{chosen.steps_per_round:,}, and the model learns less from each.")  # fmt: skip
     if chosen.limit != "computing":
         said.append(f"What limits it is the {chosen.limit}: {_REMEDIES[chosen.limit]}.")
     plain = next((each for each in forecasts if each.label == "ddp"), None)

@@ -36,12 +36,16 @@ class Steady:
     Attributes:
         utilisation: share of the peers' time that is computing.
         steps_s: steps of all peers in a second.
+        fastest_steps_s: of the peer that makes the most.
         sent_bytes_s: by one peer, the mean.
+        sent_bytes_a_group: by one peer, for each group of any fragment that committed.
     """
 
     utilisation: float
     steps_s: float
+    fastest_steps_s: float
     sent_bytes_s: float
+    sent_bytes_a_group: float
 
 
 def steady(
@@ -52,10 +56,15 @@ def steady(
     Args:
         window: (first, last) step of each peer; None: two rounds after the first, once the recipe has warmed up.
     """
-    first, last = window or _window(recipe)
+    first, last = window or _window(recipe, profiles)
     early, late = (_run(recipe, layout, profiles, step_s, steps) for steps in (first, last))
-    busy_s, present_s, seconds, steps, sent = (b - a for a, b in zip(early, late, strict=True))
-    return Steady(utilisation=busy_s / present_s, steps_s=steps / seconds, sent_bytes_s=sent / seconds)
+    if late[1] <= early[1]:  # both ended with the same long exchange
+        return steady(recipe, layout, profiles, step_s, (last, 4 * last))
+    busy_s, present_s, seconds, steps, fastest, sent, groups = (b - a for a, b in zip(early, late, strict=True))
+    return Steady(
+        utilisation=busy_s / present_s, steps_s=steps / seconds, fastest_steps_s=fastest / seconds,
+        sent_bytes_s=sent / seconds, sent_bytes_a_group=sent / groups if groups else 0.0,
+    )  # fmt: skip
 
 
 def limit_of(recipe: Recipe, layout: FlatLayout, profiles: Profiles, step_s: float, found: Steady) -> str:
@@ -90,10 +99,14 @@ def needed_gbit_s(recipe: Recipe, layout: FlatLayout, step_s: float, target: flo
     return high
 
 
-def _window(recipe: Recipe) -> tuple[int, int]:
+def _window(recipe: Recipe, profiles: Profiles) -> tuple[int, int]:
     warm = recipe.schedule.warm_start_steps if isinstance(recipe.schedule, Every) else 0
     period = max(4, recipe.steps_per_round)
-    first, last = (10, 50) if recipe.straggler.asynchronous else (1, 3)  # whose rounds follow no steps of their own
+    first, last = (1, 3)
+    if recipe.straggler.asynchronous:  # whose rounds follow no steps of their own
+        first, last = (10, 50)
+    elif len({profile.speed for profile in profiles}) > 1:  # which end a window at different places of a round
+        first, last = (2, 12)
     return warm + first * period, warm + last * period
 
 
@@ -105,4 +118,6 @@ def _run(recipe: Recipe, layout: FlatLayout, profiles: Profiles, step_s: float, 
     result = simulation.run()
     busy_s = sum(replica.busy_s for replica in simulation.replicas)
     present_s = sum(replica.present_s for replica in simulation.replicas)
-    return busy_s, present_s, present_s / len(profiles), float(result.tally.steps), result.bytes_sent_per_peer
+    fastest = max(replica.steps for replica in simulation.replicas)
+    counts = (float(result.tally.steps), float(fastest), result.bytes_sent_per_peer, float(result.tally.committed))
+    return busy_s, present_s, present_s / len(profiles), *counts

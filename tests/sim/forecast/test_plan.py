@@ -14,12 +14,27 @@ from peer.outer.recipe.published import RECIPES
 from peer.sim.campaign.label import parse_label
 from peer.sim.forecast.gpus import SOURCES, gpu_step_s
 from peer.sim.forecast.peers import parse_peers, planned_peers
-from peer.sim.forecast.plan import DAY_S, Forecast, advice, bandwidth_needed, forecast, layout_of, published_needed
+from peer.sim.forecast.plan import (
+    DAY_S,
+    Forecast,
+    Subject,
+    advice,
+    bandwidth_needed,
+    forecast,
+    layout_of,
+    published_needed,
+)
 from peer.sim.forecast.published_bandwidth import METHODS, PAPER
 from peer.sim.forecast.steady import steady
 from peer.train.utilisation import PEAK_TFLOPS
 
 MILLION = layout_of(1e6)
+WAIT_S = 30.0
+
+
+def told(label: str, planned, tokens_per_step: int = 1, goal: float | None = None) -> Forecast:
+    subject = Subject(name="", layout=MILLION, tokens_per_step=tokens_per_step, peers=planned, wait_s=WAIT_S)
+    return forecast(label, parse_label(label).recipe(), subject, goal)
 
 
 def peers(*texts: str, step_s: float = 1.0):
@@ -38,14 +53,13 @@ def test_a_model_of_so_many_parameters_has_layers_as_published_ones() -> None:
 
 def test_utilisation_traffic_and_days_of_diloco_by_hand() -> None:
     four = peers("4:up=8,down=8,latency=0,price=0.5", step_s=0.1)
-    found = forecast(parse_label("diloco:steps_per_round=100,compressor=fp32"), MILLION, four, 1000, 1e9)
+    found = told("diloco:steps_per_round=40,compressor=fp32", four, 1000, 1e9)
     sent = 2 * 3 / 4 * codec("fp32").wire_bytes(MILLION.numel)  # scatter and return, to the three others
-    # layers of the last backward pass travel before the step is over, and the first is needed a third of a step later
-    exchange_s = sent / 1e6
-    assert found.round_s == pytest.approx(10.0 + exchange_s, abs=0.1)
-    assert found.utilisation == pytest.approx(10.0 / found.round_s)
+    # 6 s on the line, in which trainers make the steps of the next round: a round of 4 s lasts as long as the line
+    assert found.round_s == pytest.approx(sent / 1e6, abs=0.1)
+    assert (found.steps_made, found.utilisation) == (round(found.round_s / 0.1), 1.0)
     assert found.gb_a_day == pytest.approx(sent / found.round_s * DAY_S / 1e9)
-    assert found.tokens_a_day == pytest.approx(4 * 100 * 1000 / found.round_s * DAY_S)
+    assert found.tokens_a_day == pytest.approx(4 / 0.1 * 1000 * DAY_S)
     assert found.days == pytest.approx(1e9 / found.tokens_a_day)
     assert found.cost == pytest.approx(found.days * 24 * 2.0)
     assert (found.limit, found.on_a_swarm, found.note) == ("bandwidth", True, "")
@@ -62,16 +76,25 @@ def test_utilisation_traffic_and_days_of_diloco_by_hand() -> None:
     ],
 )
 def test_what_limits_a_run(texts, recipe, limit) -> None:
-    assert forecast(parse_label(recipe), MILLION, peers(*texts), 1, None).limit == limit
+    assert told(recipe, peers(*texts)).limit == limit
 
 
 def test_a_slow_peer_limits_a_run() -> None:
     kinds = parse_peers(["3:up=100000,down=100000,latency=0", "1:up=100000,down=100000,latency=0"])
     uneven = planned_peers(kinds, [1.0, 4.0])
     assert [profile.speed for profile in uneven.profiles] == [1.0, 1.0, 1.0, 0.25]
-    found = forecast(parse_label("diloco"), MILLION, uneven, 1, None)
+    found = told("ddp", uneven)
     assert found.limit == "slowest peer"
     assert found.utilisation == pytest.approx((3 * 0.25 + 1) / 4, abs=0.01)
+
+
+def test_a_slow_peer_costs_rounds_of_many_steps_no_time_but_the_window_in_which_it_is_waited_for() -> None:
+    kinds = parse_peers(["3:up=100000,down=100000,latency=0", "1:up=100000,down=100000,latency=0"])
+    uneven = planned_peers(kinds, [1.0, 10.0])
+    found = told("diloco:steps_per_round=20", uneven)
+    assert (found.utilisation, found.tokens_a_day) == (1.0, pytest.approx(3.1 * DAY_S))
+    assert found.round_s == pytest.approx(WAIT_S, rel=0.05)  # the slow one takes 200 s
+    assert found.limit == "slowest peer"
 
 
 def test_needed_bandwidth_reaches_the_target_and_less_does_not() -> None:
@@ -118,7 +141,7 @@ def test_peers_that_cannot_be(text, message) -> None:
 def row(label: str, utilisation: float, **given) -> Forecast:
     numbers = {"days": 10.0, "cost": 100.0, "limit": "uplink", "on_a_swarm": True, "note": ""} | given
     return Forecast(
-        label=label, steps_per_round=1, utilisation=utilisation, round_s=1.0, gb_a_day=1.0,
+        label=label, steps_per_round=1, steps_made=1, utilisation=utilisation, round_s=1.0, gb_a_day=1.0,
         tokens_a_day=1e9 * utilisation, **numbers,
     )
 

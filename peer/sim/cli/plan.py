@@ -25,6 +25,7 @@ from peer.sim.cli.tables import new_table, simulator_console
 from peer.sim.forecast.gpus import COMMON_MFU, gpu_step_s
 from peer.sim.forecast.peers import parse_peers, planned_peers
 from peer.sim.forecast.plan import (
+    DAY_S,
     LONG_ROUND,
     Forecast,
     Needed,
@@ -162,7 +163,7 @@ def _described(subject: Subject) -> dict[str, Any]:
 def plan_table(forecasts: Sequence[Forecast]) -> Table:
     """One line per recipe, in the order given."""
     table = new_table("recipe")
-    for header in ("utilisation", "a round", "steps", "GB/day, peer", "tokens/day", "days", "cost"):
+    for header in ("utilisation", "a round", "steps", "GB/day, peer", "tokens/day", "takes", "cost"):
         table.add_column(header, justify="right", no_wrap=True)
     table.add_column("limited by", no_wrap=True)
     table.add_column("", overflow="fold")
@@ -172,7 +173,7 @@ def plan_table(forecasts: Sequence[Forecast]) -> Table:
         table.add_row(
             Text(each.label, style="bold"), f"{each.utilisation:.1%}", human_duration(each.round_s),
             _steps(each), f"{each.gb_a_day:,.1f}", human_count(each.tokens_a_day),
-            "-" if each.days is None else f"{each.days:,.1f}",
+            "-" if each.days is None else human_duration(each.days * DAY_S),
             "-" if each.cost is None else f"{each.cost:,.0f}", each.limit, Text("; ".join(notes), style="dim"),
         )
     return table

@@ -134,7 +134,7 @@ def forecast(label: str, recipe: Recipe, subject: Subject, goal_tokens: float | 
 
 
 def as_joined(recipe: Recipe, wait_s: float) -> Recipe:
-    """The recipe as `atoll join` runs it: where rounds have many steps, trainers go on until the next round begins.
+    """The recipe as `atoll join` runs it: where rounds have many steps, trainers continue until the next round begins.
 
     Args:
         wait_s: how long a round waits for members that are late; then they send what they have.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -108,7 +109,7 @@ def test_the_address_to_join_is_the_public_one_then_that_of_the_network(tmp_path
     ]
 
 
-@pytest.mark.parametrize("after_s", [0.5, 2.0])
+@pytest.mark.parametrize("after_s", [0.0, 1.5])
 @pytest.mark.parametrize("command", ["bootstrap", "join", "simulate"])
 def test_the_first_process_of_a_container_ends_while_it_starts(tmp_path: Path, command: str, after_s: float) -> None:
     """Without a handler the kernel drops a signal to process 1."""
@@ -126,16 +127,23 @@ def test_the_first_process_of_a_container_ends_while_it_starts(tmp_path: Path, c
     )  # fmt: skip
     try:
         first = _first_child(process.pid)
+        while not _handles(first, signal.SIGTERM):  # until then the kernel drops it
+            assert process.poll() is None
+            time.sleep(0.01)
+        assert "libtorch" not in Path(f"/proc/{first}/maps").read_text()  # whose import takes seconds
         time.sleep(after_s)  # a moment in its start is what is tested
         os.kill(first, signal.SIGTERM)
-        began = time.monotonic()
-        _, said = process.communicate(timeout=30)
-        assert time.monotonic() - began < 8.0
+        _, said = process.communicate(timeout=60)
         assert process.returncode == (0 if command == "bootstrap" else 130)
         assert "Traceback" not in said
     finally:
         process.kill()
         process.wait()
+
+
+def _handles(pid: int, number: signal.Signals) -> bool:
+    (caught,) = re.findall(r"^SigCgt:\s*([0-9a-f]+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return bool(int(caught, 16) >> (number - 1) & 1)
 
 
 def _first_child(pid: int) -> int:

@@ -44,8 +44,8 @@ test: lint ## lint, then all tests but the long ones, WORKERS=2 at a time
 	$(BIN)/pytest tests -x -q -m "not long" -n $(WORKERS) --dist worksteal --ignore=tests/network/chaos --ignore=tests/page
 
 long: env ## the long tests: mixed faults, real trainers that stop and resume, a compiled model, the GPU's benchmark on a CPU
-	@$(BIN)/python -c 'import lm_eval' 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		-c constraints.txt -e ".[eval]"
+	@$(BIN)/python -c 'import lm_eval, trl' 2>/dev/null || $(BIN)/python -m pip install --quiet \
+		--disable-pip-version-check -c constraints.txt -e ".[eval,trl]"
 	$(BIN)/pytest tests -x -q -m long -n 1 --ignore=tests/page
 
 page: env ## the bootstrap's page in Chromium, which is installed if there is none: real peers, layouts, keyboard, axe-core

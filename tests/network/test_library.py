@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from difflib import ndiff
 from itertools import islice
 from pathlib import Path
 
@@ -26,9 +27,11 @@ from peer.run.assemble import load_text
 from peer.settings import load_settings
 from tests.network.bootstraps import DILOCO, MANIFEST, BootstrapProcess
 from tests.network.processes import JoinedPeer, descendants, until
+from tests.train.tiny import tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 60  # whose losses are compared
+TRL_ROUNDS = 120
 ROUNDS = 250  # half a minute and more: a peer that comes late finds them at work
 
 
@@ -174,3 +177,70 @@ def test_a_script_has_the_losses_of_atoll_join_on_the_same_data(tmp_path: Path, 
     assert losses == pytest.approx([event["loss"] for event in events], abs=1e-5)
     assert losses[-1] < losses[0] - 0.5
     assert (script.rounds, joined.committed) == (0, [])
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_the_trainer_of_trl_fine_tunes_a_model_of_the_organiser(tmp_path: Path, stack: ExitStack) -> None:
+    """Three peers; one is killed, a fourth comes late."""
+    base, data = tmp_path / "base", tmp_path / "rows.jsonl"
+    tiny_model().save_pretrained(base)
+    ByteTokenizer().save(base)
+    data.write_text('{"text": "the quick brown fox jumps"}\n' * 400)
+    text = MANIFEST.format(hidden=16, recipe=DILOCO, steps=20, wait=20.0, total=f", total: {TRL_ROUNDS}")
+    bootstrap = stack.enter_context(closing(
+        BootstrapProcess(tmp_path / "bootstrap", text, flags=("--from", str(base)))
+    ))  # fmt: skip
+
+    def start(name: str) -> Script:
+        script = Script(tmp_path / name, "trl_sft.py", bootstrap.address, "--model", base, "--data", data,
+                        "--max-length", 32)  # fmt: skip
+        return stack.enter_context(closing(script))
+
+    one, two, victim = map(start, ("one", "two", "victim"))
+    until(lambda: min(script.rounds for script in (one, two, victim)) >= 12, 400.0, one.log.read_text)
+    os.killpg(victim.process.pid, signal.SIGKILL)
+    late = start("late")
+    for script in (one, two, late):
+        assert script.process.wait(400.0) == 0, script.log.read_text()
+        assert "swarm_round" in script.log.read_text()
+    assert late.rounds >= 1
+    first, *others = (load_file(script.folder / "model/model.safetensors") for script in (one, two, late))
+    assert all(bool((other[name] == first[name]).all()) for other in others for name in first)
+    before = load_file(base / "model.safetensors")
+    assert all(not torch.equal(before[name], first[name]) for name in first)
+
+
+def test_ten_lines_make_a_swarm_of_a_script() -> None:
+    plain, swarm = (
+        [line.strip() for line in (ROOT / "examples" / name).read_text().split('"""')[2].splitlines()]
+        for name in ("char_gpt.py", "char_gpt_swarm.py")
+    )
+    changed = [line for line in ndiff(plain, swarm) if line[0] in "+-" and line[2:]]
+    assert 0 < len(changed) <= 10
+    assert all(line[0] == "+" for line in changed)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_the_script_of_ten_more_lines_trains_in_a_swarm(tmp_path: Path, stack: ExitStack) -> None:
+    environment, text = {**os.environ, "PYTHONPATH": str(ROOT)}, tmp_path / "book.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog\n" * 40)
+    command = [sys.executable, str(ROOT / "examples/char_gpt_swarm.py")]
+    subprocess.run([*command, "init"], check=True, env=environment, cwd=tmp_path)
+    manifest = (ROOT / "examples/char_gpt.yaml").read_text()
+    manifest = manifest.replace("char_gpt.safetensors", str(tmp_path / "char_gpt.safetensors"))
+    manifest = manifest.replace("total: 20", "total: 4")
+    bootstrap = stack.enter_context(closing(BootstrapProcess(tmp_path / "bootstrap", manifest)))
+
+    def start(name: str) -> Script:
+        script = Script(tmp_path / name, "char_gpt_swarm.py", text, tmp_path / f"{name}.safetensors",
+                        bootstrap.address, tmp_path / name)  # fmt: skip
+        return stack.enter_context(closing(script))
+
+    scripts = [start("one"), start("two")]
+    for script in scripts:
+        assert script.process.wait(300.0) == 0, script.log.read_text()
+        assert script.rounds >= 3
+    one, two, initial = (load_file(tmp_path / f"{name}.safetensors") for name in ("one", "two", "char_gpt"))
+    assert all(torch.equal(one[name], two[name]) and not torch.equal(one[name], initial[name]) for name in one)

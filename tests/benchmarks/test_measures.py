@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks import chain, gpu, join, memory, rounds, step
+from benchmarks import chain, gpu, join, library, memory, rounds, step
 from benchmarks.figures import Figure
 from benchmarks.vectors import SHAPES
 from peer.demo.report import Observed
@@ -148,3 +148,14 @@ def test_the_gpus_command_runs_on_a_cpu_with_tiny_sizes() -> None:
     assert "Not measured" not in report.notes
     with pytest.raises(UserError, match="no GPU is at hand"):
         gpu.measure(gpu.build_parser().parse_args(["--device", "cpu"]), lambda _: None)
+
+
+def test_the_cost_of_a_script_in_a_swarm_is_that_of_neighbouring_blocks():
+    alone = {"bare": [10.0, 20.0, 40.0], "swarm": [9.9, 19.8, 20.0]}
+    pair = {"bare": [10.0, 20.0, 40.0], "swarm": [9.0, 18.0, 36.0]}
+    found = by_name(library.figures({"alone": alone, "of a pair": pair}, 7))
+    assert found["alone: with after_step / without"].value == pytest.approx(0.99)
+    assert found["alone: with after_step / without"].met
+    assert not found["of a pair: with after_step / without"].met
+    assert found["alone: step without, median"].value == 50.0
+    assert found["rounds of the pair"].value == 7

@@ -9,6 +9,8 @@ import importlib
 import inspect
 import logging
 import math
+import netrc
+import os
 import queue
 import threading
 import time
@@ -16,6 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 log = logging.getLogger(__name__)
 MAX_WAITING = 512  # metrics that a slow tracker has not taken
@@ -46,10 +49,12 @@ class Tracker(Protocol):
 
 
 class Wandb:
-    """https://docs.wandb.ai"""
+    """https://docs.wandb.ai; without a login it is left out, as it would ask for one on the terminal."""
 
     def __init__(self, labels: RunLabels) -> None:
         wandb = importlib.import_module("wandb")
+        if not _has_wandb_login(os.environ):
+            raise PermissionError("no login: run `wandb login`, or set WANDB_API_KEY, or WANDB_MODE=offline")
         self._run = wandb.init(
             project=labels.project, name=labels.name, group=labels.group, dir=str(labels.folder),
             config=dict(labels.config), settings={"silent": True},  # it would write into the live table
@@ -62,6 +67,24 @@ class Wandb:
     def close(self) -> None:
         """Send the rest."""
         self._run.finish()
+
+
+def _has_wandb_login(environ: Mapping[str, str]) -> bool:
+    """Whether wandb starts without asking: by its variables, or by the netrc file in which `wandb login` keeps the key.
+
+    Args:
+        environ: WANDB_API_KEY, WANDB_IDENTITY_TOKEN_FILE, WANDB_MODE, WANDB_BASE_URL and NETRC count.
+    """
+    if environ.get("WANDB_MODE") in ("offline", "disabled", "dryrun"):
+        return True
+    if environ.get("WANDB_API_KEY") or environ.get("WANDB_IDENTITY_TOKEN_FILE"):
+        return True
+    host = urlsplit(environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname or ""
+    path = Path(environ.get("NETRC") or "~/.netrc").expanduser()
+    try:
+        return host in netrc.netrc(path).hosts
+    except (OSError, netrc.NetrcParseError, UnicodeDecodeError):
+        return False
 
 
 class Trackio:

@@ -124,7 +124,41 @@ def module(monkeypatch, name, **members):
     monkeypatch.setitem(sys.modules, name, made)
 
 
+def wandb_environment(monkeypatch, tmp_path, **given):
+    for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_MODE", "WANDB_BASE_URL", "NETRC"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"HOME": str(tmp_path), **given}.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.parametrize(
+    ("given", "machine", "begins"),
+    [
+        ({}, None, False),
+        ({"WANDB_MODE": "online"}, "api.other.example", False),
+        ({"WANDB_API_KEY": "k" * 40}, None, True),
+        ({"WANDB_MODE": "offline"}, None, True),
+        ({}, "api.wandb.ai", True),
+        ({"WANDB_BASE_URL": "https://wandb.example:8080"}, "wandb.example", True),
+    ],
+)
+def test_wandb_begins_only_where_it_has_a_login(monkeypatch, labels, tmp_path, caplog, given, machine, begins):
+    """It would ask on the terminal, over the live table, and wait there."""
+    begun, fake = [], Fake()
+    module(monkeypatch, "wandb", init=lambda **_: begun.append(1) or SimpleNamespace(log=fake.log, finish=fake.close))
+    wandb_environment(monkeypatch, tmp_path, **given)
+    if machine is not None:
+        (tmp_path / ".netrc").write_text(f"machine {machine}\n  login user\n  password {'k' * 40}\n")
+        (tmp_path / ".netrc").chmod(0o600)
+    told = Trackers(("wandb",), labels)
+    told.close()
+    assert bool(begun) == begins
+    said = "no more metrics for wandb, training continues: PermissionError: no login: run `wandb login`, or set "
+    assert lines(caplog) == ([] if begins else [said + "WANDB_API_KEY, or WANDB_MODE=offline"])
+
+
 def test_wandb_and_trackio_hear_project_name_and_group(monkeypatch, labels, tmp_path):
+    wandb_environment(monkeypatch, tmp_path, WANDB_MODE="offline")
     begun, fake = [], Fake()
     run = SimpleNamespace(log=lambda values, step: fake.log(values, step), finish=fake.close)
     module(monkeypatch, "wandb", init=lambda **given: begun.append(given) or run)

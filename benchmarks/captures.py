@@ -32,6 +32,7 @@ PLAN += " --recipes lagoon diloco streaming-diloco sparseloco ddp"
 REDRAWN = re.compile(r"\r?\x1b\[2K(?:\x1b\[1A\x1b\[2K)*|\x1b\[H")  # a live table begins again, or a whole screen does
 CONTROL = re.compile(r"\x1b\[(?![\d;]*m)[\d;?]*[A-Za-z]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\r")
 EXIT_S = 60.0
+ROUNDS = 40  # of the run in the pictures
 
 
 class Terminal:
@@ -93,7 +94,7 @@ def main() -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
     children = Children(environment)
     with tempfile.TemporaryDirectory(prefix="atoll-captures-") as folder:
-        swarm = RunningSwarm(Path(folder), children, seed=17)
+        swarm = RunningSwarm(Path(folder), children, seed=17, rounds=ROUNDS)
         try:
             swarm.start()
             capture(swarm.address, Path(folder), environment, arguments)
@@ -114,9 +115,9 @@ def capture(address: str, folder: Path, environment: dict[str, str], arguments: 
         join.save(arguments.output / "join.svg", "atoll join ADDRESS")
         for name, command, shown in (
             ("doctor", f"doctor {address} {own}".replace("/you", "/new"), "atoll doctor ADDRESS"),
-            ("plan", PLAN, f"atoll {PLAN}"),
+            ("plan", PLAN, "atoll plan"),
         ):
-            taken = Terminal(command, environment, 110, 40)
+            taken = Terminal(command, environment, 100, 40)
             taken.wait(arguments.seconds)
             taken.save(arguments.output / f"{name}.svg", shown)
             taken.close()

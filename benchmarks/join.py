@@ -69,16 +69,17 @@ class RunningSwarm:
         folder: gets a folder and a log for each process.
         children: starts and ends them.
         seed: of the run; makes the data order of each peer a given one.
+        rounds: after which the run ends.
     """
 
-    def __init__(self, folder: Path, children: Children, seed: int) -> None:
-        self._folder, self._children, self._seed = folder, children, seed
+    def __init__(self, folder: Path, children: Children, seed: int, rounds: int = SWARM_ROUNDS) -> None:
+        self._folder, self._children, self._seed, self._rounds = folder, children, seed, rounds
         self.address = ""
 
     def start(self) -> None:
         """Until both founders have committed two rounds."""
         manifest = self._folder / "run.yaml"
-        manifest.write_text(manifest_text(SWARM_ROUNDS, self._seed))
+        manifest.write_text(manifest_text(self._rounds, self._seed))
         command = [sys.executable, "-m", "bootstrap.cli", str(manifest), "--json", "--host-maddrs", LOOPBACK]
         command += ["--state-dir", str(self._folder / "bootstrap"), "--no-nat-port-map"]
         log_path = self._children.start("bootstrap", command, self._folder / "bootstrap.log").log_path

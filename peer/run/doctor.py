@@ -39,6 +39,7 @@ examples:
 
 Exit code: 0 if a peer can run, 2 if a check failed."""
 STYLES = {"pass": "green", "warn": "yellow", "fail": "bold red"}
+PIPE_COLUMNS = 10_000
 
 
 def add_doctor_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -141,12 +142,17 @@ async def _examine_swarm(
 
 
 def _show(finding: Finding) -> None:
+    """Level, check and text in columns; a terminal wraps the text within its column, a pipe gets one line."""
     from rich.console import Console
+    from rich.table import Table
     from rich.text import Text
 
-    console = Console(highlight=False)
-    line = Text(f"{finding.level:4}  ", style=STYLES[finding.level])
-    line.append(f"{finding.check:13}  ", style="bold default").append(finding.text, style="default not bold")
-    console.print(line, soft_wrap=True)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_COLUMNS)
+    table = Table.grid(padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column(width=4)
+    table.add_column(width=13)
+    table.add_column(overflow="fold")
+    table.add_row(Text(finding.level, STYLES[finding.level]), Text(finding.check, "bold"), Text(finding.text))
     for advice in finding.advice.splitlines():
-        console.print(Text(f"{'':21}{advice}", style="dim"), soft_wrap=True)
+        table.add_row("", "", Text(advice, "dim"))
+    console.print(table)

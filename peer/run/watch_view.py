@@ -82,8 +82,8 @@ class WatchView:
         yield Text(_figures(self.state.point()), no_wrap=True, overflow="ellipsis")
         yield LossChart(self.course.points, chart_lines)
         yield self._table(peers, shown_peers, options.max_width >= WIDE)
-        for event in events[-shown_events:]:
-            at = time.strftime("%H:%M:%S", time.localtime(event.at))
+        for event in sorted(events[-shown_events:], key=lambda event: event.at or 0.0):
+            at = " " * 8 if event.at is None else time.strftime("%H:%M:%S", time.localtime(event.at))
             yield Text.assemble(
                 (f"{at}  round {event.round}  ", "dim"), (event.headline, TONES.get(event.tone, "")),
                 no_wrap=True, overflow="ellipsis",

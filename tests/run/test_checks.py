@@ -14,11 +14,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from rich.text import Text
 
-from peer.run import checks
+from peer.run import checks, doctor
 from peer.run.checks import disk_finding, machine_findings, output_folder
 from peer.run.device_checks import device_finding, run_findings
 from peer.settings import load_settings
+from peer.system.finding import Finding
 from peer.train import memory
 from tests.run.test_hardware import manifest
 
@@ -146,3 +148,15 @@ def test_a_model_against_memory_and_disk(tmp_path, monkeypatch):
 
 def _full(footprint, device):
     memory.check_memory(footprint.parameters, 16 * footprint.parameters, torch.device(device), lambda _: 1)
+
+
+@pytest.mark.parametrize(("terminal", "lines"), [(True, 3), (False, 2)])
+def test_a_long_line_wraps_within_its_column_on_a_terminal_alone(monkeypatch, capsys, terminal, lines):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
+    monkeypatch.setenv("COLUMNS", "60")
+    doctor._show(Finding(check="disk", level="warn", text="word " * 12 + "end", advice="Free some space."))
+    out = [Text.from_ansi(line).plain for line in capsys.readouterr().out.splitlines()]
+    assert len(out) == lines
+    assert out[0].startswith("warn  disk           word word")
+    assert [line[:21] for line in out[1:]] == [" " * 21] * (lines - 1)
+    assert out[-1].rstrip() == " " * 21 + "Free some space."

@@ -85,6 +85,15 @@ def test_the_hostile_name_of_a_device_stays_text():
     assert "\x1b" not in line
 
 
+def test_what_a_peer_reports_late_is_shown_at_its_time():
+    watched, view = seen()
+    watched.report(BRAVO, aborted(3, 40.0, "exchange", "too slow", culprit=CHARLIE))
+    watched.look()
+    view.take()
+    shown = [line.split()[2] for line in screen(view, 100, 40) if line[2:3] == ":"]
+    assert shown == ["3", "4", "5"]
+
+
 def test_events_and_lines_are_told_once():
     _, view = seen()
     view.take()

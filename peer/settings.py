@@ -134,14 +134,14 @@ class PeerSettings(BaseModel):
     eval_every_rounds: Count = Field(1, ge=0, description="rounds between validations; 0: never")
     eval_sequences: Count = Field(32, ge=1, le=1_000_000, description="validation sequences used each time")
     eval_tasks: Texts = Field(
-        (), description="tasks of lm-eval to score the model on, such as hellaswag (pip install 'atoll[eval]')")
+        (), description="tasks of lm-eval to score the model on, such as hellaswag (pip install '.[eval]')")
     eval_tasks_every_rounds: Count = Field(100, ge=1, description="rounds between these scores")
     eval_tasks_limit: Count = Field(100, ge=1, le=1_000_000, description="documents of a task used each time")
     eval_task_folder: UserPath | None = Field(None, description="folder of tasks of your own (YAML)")
     logging_steps: Count = Field(10, ge=1, description="steps between log lines")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="lowest level that is logged")
     report_to: Trackers = Field(
-        (), description="also send metrics to these: wandb, trackio, tensorboard (pip install 'atoll[wandb]')")
+        (), description="also send metrics to these: wandb, trackio, tensorboard (pip install '.[wandb]')")
     run_name: str | None = Field(
         None, min_length=1, max_length=128, description="name of this peer there; unset: its nickname")
     project: str = Field("atoll", min_length=1, max_length=128, description="project there; peers of a run are a group")

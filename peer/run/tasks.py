@@ -26,7 +26,7 @@ def check_installed() -> None:
     except ValueError:
         found = None
     if found is None:
-        raise UserError("tasks need lm-eval, which is not installed", "pip install 'atoll[eval]'")
+        raise UserError("tasks need lm-eval, which is not installed", "pip install '.[eval]' in a clone")
 
 
 def score(

@@ -153,7 +153,7 @@ class _TrackerThread:
                 tracker.log(*item)
             tracker.close()
         except ImportError:
-            self._leave_out(f"it is not installed: pip install 'atoll[{self.name}]'")
+            self._leave_out(f"it is not installed: pip install '.[{self.name}]' in a clone")
         except BaseException as error:  # some trackers raise SystemExit or their own base class
             self._leave_out(f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS].replace("\n", " "))
 

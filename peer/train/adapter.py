@@ -24,7 +24,7 @@ _PREFIX = "base_model.model."  # of names in a file of peft
 def check_peft() -> None:
     """Raise UserError where `peft` is not installed."""
     if importlib.util.find_spec("peft") is None:
-        raise UserError("this model has an adapter, and peft is not installed", "pip install 'atoll[peft]'")
+        raise UserError("this model has an adapter, and peft is not installed", "pip install '.[peft]' in a clone")
 
 
 def add_adapter(model: PreTrainedModel, spec: ModelSpec) -> None:

@@ -37,7 +37,7 @@ Talk with a model: in the chat template of its tokenizer, or, where it has none,
 answer, Ctrl-D the chat. From a pipe each line of standard input is answered."""
 EVALUATE = """\
 Loss, perplexity and bits per byte of a model on its run's validation text, or on files; or its scores on tasks of
-lm-eval (pip install 'atoll[eval]')."""
+lm-eval (pip install '.[eval]')."""
 EXAMPLES = {
     "export": "  atoll export runs/peer --to model\n  atoll export /ip4/.../p2p/12D3Koo... --to model --dtype bf16",
     "generate": "  atoll generate runs/peer --prompt 'def main('\n  echo 'Once upon' | atoll generate model",

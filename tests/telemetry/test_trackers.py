@@ -88,7 +88,8 @@ def test_a_tracker_that_is_not_installed_is_told_with_the_remedy(monkeypatch, la
     told = Trackers(("wandb",), labels)
     told.close()
     (line,) = lines(caplog)
-    assert line == "no more metrics for wandb, training continues: it is not installed: pip install 'atoll[wandb]'"
+    remedy = "pip install '.[wandb]' in a clone"
+    assert line == f"no more metrics for wandb, training continues: it is not installed: {remedy}"
 
 
 def test_a_tracker_that_hangs_delays_nothing(monkeypatch, labels, caplog):

@@ -49,7 +49,7 @@ def test_without_lm_eval_a_message_says_how_to_get_it(tmp_path: Path, monkeypatc
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     said = refusal(["evaluate", str(tmp_path), "--tasks", "colours"], capsys)
     assert "tasks need lm-eval" in said
-    assert "pip install 'atoll[eval]'" in said
+    assert "pip install '.[eval]'" in said
 
 
 def test_the_harness_gets_the_model_in_evaluation_mode_and_its_numbers_come_back(tmp_path: Path, monkeypatch) -> None:

@@ -102,6 +102,8 @@ class PeerSettings(BaseModel):
     device: str = Field("auto", pattern=DEVICE_PATTERN, description="auto, cpu, cuda, cuda:1, mps")
     devices: str | None = Field(
         None, min_length=1, description="several devices in one peer: all, cuda:0,cuda:1, or cpu:2; unset: device")
+    sharding: Literal["ddp", "fsdp"] = Field(
+        "ddp", description="of several devices each has the whole model (ddp) or a part of it (fsdp)")
     per_device_train_batch_size: Count | None = Field(
         None, ge=1, le=65536, description="sequences in one forward pass, of which a step makes several; unset: all")
     auto_find_batch_size: bool = Field(False, description="halve per_device_train_batch_size when memory runs out")

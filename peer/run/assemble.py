@@ -32,7 +32,7 @@ from peer.outer.state.flat_layout import FlatLayout
 from peer.protocol.manifest import RunManifest
 from peer.run.device_checks import log_finding, run_disk_finding
 from peer.run.hardware import compute_of, first_device, fitting, plan_in_words
-from peer.run.lead import LeadTrainer, LedLoop, LedOptimizer, begin_lead
+from peer.run.lead import LeadTrainer, LedLoop, OptimizerState, begin_lead, lead_forward
 from peer.run.local_rule import hook_of, kept_beside, rule_bytes, trajectory_of
 from peer.run.resume import Resumed, read_resumed
 from peer.run.shared_model import led, local_anchor, replica_of, share
@@ -45,6 +45,7 @@ from peer.train.optim import Optimizer, build_optimizer
 from peer.train.orders import LedReplica
 from peer.train.ranks import ALONE, Ranks
 from peer.train.replica import ModelReplica
+from peer.train.sharding import place
 from peer.train.step import Trainer
 
 log = logging.getLogger(__name__)
@@ -75,7 +76,7 @@ class Peer:
     agent: AgentProcess
     model: PreTrainedModel
     replica: ModelReplica | LedReplica
-    optimizer: Optimizer
+    state: OptimizerState
     trainer: Trainer
     batches: Batches
     text: Text
@@ -114,9 +115,12 @@ def assemble(
     )
     shared = share(agent, model, recipe, resumed)
     lead = begin_lead(settings, manifest, tokenizer.vocab_size, compute, model) if ranks.count > 1 else None
-    model.to(device)  # type: ignore[arg-type]
     document_end = tokenizer.eos_id if manifest.data.document_mask else None
+    if not ranks.sharded:
+        place(model, device, ranks)
     check_trains(manifest.model, model, manifest.data.sequence_length, document_end)
+    if ranks.sharded:
+        place(model, device, ranks)
     prepare(model, compute)
     shared = led(shared, lead, model, agent, resumed)
     optimizer = _optimizer(model, manifest, recipe, compute.eight_bit)
@@ -124,24 +128,26 @@ def assemble(
     hook, again = hook_of(recipe.local, model, shared.layout, optimizer, inner, compute)
     second = trajectory_of(recipe.local, shared.layout, again, lambda one: replica_of(shared.layout, one, lead, 1))
     local = local_anchor(shared, recipe, device, hook if lead is None else LedLoop(lead, hook), second)
-    of_all = LedOptimizer(optimizer, lead)
+    state = OptimizerState(optimizer, lead)
     limits = Limits(total_rounds=rounds.total, tokens_total=rounds.tokens_total, max_rounds=settings.max_rounds)
     # a restarted agent joins this run and no other
     start = start.model_copy(update={"run_id": manifest.run_id})
     connection = AgentConnection(agent, start, shared.mapped)
-    sync = _synchroniser(connection, recipe, local, (optimizer, of_all.reset), limits, on_message, stopping)
+    sync = _synchroniser(connection, recipe, local, (optimizer, state.reset), limits, on_message, stopping)
     if resumed is not None:
         if recipe.payload != "gradient":
-            of_all.load(resumed.tensors["optimizer"])
+            state.load(resumed.tensors["optimizer"])
         sync.resume(resumed.state["progress"], resumed.tensors.get("second", {}))
     rate = rate_of(plan, sync, resumed is not None)
     hook.limit = ComputeLimit.of(recipe.straggler.timeout, device)
     trainer = (LeadTrainer if lead else Trainer)(model.train(), optimizer, inner, rate, hook=hook, compute=compute)
     if isinstance(trainer, LeadTrainer) and lead is not None:
         trainer.lead = lead
+        if ranks.sharded:
+            lead_forward(lead, model)
     return Peer(
         settings=settings, manifest=manifest, published=published, recipe=recipe, agent=agent, model=model,
-        replica=shared.replica, optimizer=trainer.optimizer, trainer=trainer, text=text, sync=sync,
+        replica=shared.replica, state=state, trainer=trainer, text=text, sync=sync,
         batches=_batches(text, resumed, sync, stopping), mapped=shared.mapped,
     )  # fmt: skip
 

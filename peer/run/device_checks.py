@@ -11,6 +11,7 @@ from peer.data.tokenizer import load_tokenizer
 from peer.outer.recipe.plan import RunPlan
 from peer.protocol.manifest import RunManifest
 from peer.run.checks import disk_finding
+from peer.run.devices import planned_ranks
 from peer.run.hardware import check_hardware, compute_of, first_device, fitting, plan_in_words
 from peer.run.local_rule import rule_bytes
 from peer.settings import PeerSettings
@@ -61,9 +62,8 @@ def run_findings(settings: PeerSettings, manifest: RunManifest) -> list[Finding]
             vocab = load_tokenizer(manifest.tokenizer).vocab_size
         sizes.append(measure_model(manifest.model, vocab))
         rule = rule_bytes(plan.recipe, device)
-        compute = fitting(
-            compute_of(settings, manifest), sizes[0], manifest.data.sequence_length, device, rule
-        )  # fmt: skip
+        own = compute_of(settings, manifest, planned_ranks(settings))
+        compute = fitting(own, sizes[0], manifest.data.sequence_length, device, rule)
         return plan_in_words(manifest, sizes[0], device, compute, rule)
 
     found = [checked("memory", memory)]

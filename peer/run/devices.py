@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -95,6 +95,10 @@ class RankProcesses:
     def _hint(self) -> str:
         return f"see {self._folder}/rank*.log; start this peer again with --resume-from-checkpoint"
 
+    def dismiss(self) -> None:
+        """They are about to be told to stop, and end without harm."""
+        self._closing.set()
+
     def close(self) -> None:
         """End them: they hold nothing that is to be saved."""
         self._closing.set()
@@ -134,6 +138,38 @@ class RankProcesses:
         return ""
 
 
+class Torchrun:
+    """The other processes of this peer as `torchrun` started them, which ends all when one ends."""
+
+    def __init__(self, sharded: bool) -> None:
+        self._sharded = sharded
+
+    def connect(self) -> Ranks:
+        """Meet them."""
+        device = torch.device(torchrun_device(os.environ))
+        return Ranks.connect(0, int(os.environ["WORLD_SIZE"]), device, "env://", self._sharded)
+
+    def lost(self) -> UserError | None:
+        """What to say where a step with them failed."""
+        return UserError("another rank of this peer has ended", "torchrun says which one, and its own output says why")
+
+    def dismiss(self) -> None:
+        """They are about to be told to stop."""
+
+    def close(self) -> None:
+        """They end by themselves."""
+
+
+def under_torchrun(environ: Mapping[str, str]) -> bool:
+    """Whether `torchrun` started several processes for this peer."""
+    return "RANK" in environ and int(environ.get("WORLD_SIZE", "1")) > 1
+
+
+def torchrun_device(environ: Mapping[str, str]) -> str:
+    """The device of this process of `torchrun`."""
+    return f"cuda:{environ['LOCAL_RANK']}" if torch.cuda.is_available() else "cpu"
+
+
 def _ended(code: int) -> str:
     if code >= 0:
         return f"ended with exit code {code}"
@@ -142,18 +178,36 @@ def _ended(code: int) -> str:
     return f"was killed by signal {-code}"
 
 
-def start_ranks(settings: PeerSettings) -> RankProcesses | None:
+def start_ranks(settings: PeerSettings) -> RankProcesses | Torchrun | None:
     """The processes of the further devices; None where there is one device."""
-    if settings.devices is None:
-        return None
-    devices = devices_of(settings.devices)
+    if under_torchrun(os.environ):
+        return Torchrun(settings.sharding == "fsdp")
+    devices = device_names(settings)
     if len(devices) == 1:
         return None
     if settings.torch_threads is None and devices[0] == "cpu":
         set_threads(max(1, usable_cores() // len(devices)))
-    return RankProcesses(devices, False, settings.output_dir)
+    return RankProcesses(devices, settings.sharding == "fsdp", settings.output_dir)
 
 
-def connect(processes: RankProcesses | None) -> Ranks:
+def device_names(settings: PeerSettings) -> list[str]:
+    """Those of this peer, the first that of this process.
+
+    Raises:
+        UserError: they are not there, or `torchrun` decides on them.
+    """
+    if under_torchrun(os.environ):
+        if settings.devices is not None:
+            raise UserError(f"devices={settings.devices}: torchrun says how many there are", "leave --devices out")
+        return [torchrun_device(os.environ)] * int(os.environ["WORLD_SIZE"])
+    return [str(pick_device(settings.device))] if settings.devices is None else devices_of(settings.devices)
+
+
+def planned_ranks(settings: PeerSettings) -> Ranks:
+    """As many as there will be, for what must be known before they meet."""
+    return Ranks(0, len(device_names(settings)), settings.sharding == "fsdp")
+
+
+def connect(processes: RankProcesses | Torchrun | None) -> Ranks:
     """All ranks of this peer."""
     return ALONE if processes is None else processes.connect()

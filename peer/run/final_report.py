@@ -8,9 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from transformers import PreTrainedModel
+
 from peer.checkpoint.export import export_model
 from peer.errors import UserError
+from peer.genesis import build_initial_model
 from peer.link.messages import Stopped
+from peer.outer.state.flat_layout import FlatLayout
 from peer.run.assemble import Peer
 from peer.run.card import names_run, write_card
 from peer.run.checkpointing import BYTES_PER_S
@@ -18,6 +22,7 @@ from peer.run.hooks import PeerHooks
 from peer.system.output_files import replace_file
 from peer.telemetry.metrics import finite_json
 from peer.train.adapter import what_to_save
+from peer.train.sharding import is_sharded
 
 log = logging.getLogger(__name__)
 EXPORT_S = 30.0  # at most, of a peer that is asked to stop
@@ -33,11 +38,20 @@ def export(peer: Peer, hooks: PeerHooks) -> Path | None:
         number += 1
         path = base.with_name(f"export-{number}")
     try:
-        saved = what_to_save(peer.model)
+        saved = what_to_save(_whole_model(peer))
         return export_model(saved, peer.text.tokenizer, path, partial(_write_card, peer, hooks), replace=True)
     except (UserError, OSError) as error:
         log.error("the model was not exported: %s", error)
         return None
+
+
+def _whole_model(peer: Peer) -> PreTrainedModel:
+    """What the run yields, in one process."""
+    if not is_sharded(peer.model):
+        return peer.model
+    model = build_initial_model(peer.manifest, peer.text.tokenizer)
+    FlatLayout.of(model, peer.recipe.cut).copy_from_flat(peer.sync.result, model)
+    return model
 
 
 def export_at_once(peer: Peer, hooks: PeerHooks) -> Path | None:

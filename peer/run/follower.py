@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from peer.link.shared_vectors import VectorsOf
+from peer.link.shared_vectors import Place, VectorsOf
 from peer.outer.recipe.plan import RunPlan
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.state.flat_layout import FlatLayout
@@ -20,10 +20,23 @@ from peer.train.compute_limit import ComputeLimit
 from peer.train.device import set_threads
 from peer.train.model import build_skeleton
 from peer.train.optim import build_optimizer, load_optimizer_tensors, reset_state
-from peer.train.orders import Order, dealt, next_order, place_in, receive_document, receive_tensors, share_tensors
+from peer.train.orders import (
+    PIECE,
+    Order,
+    collect_far,
+    dealt,
+    gathered,
+    next_order,
+    place_in,
+    receive_document,
+    receive_tensors,
+    send_far,
+    share_tensors,
+)
 from peer.train.precision import allow_tf32
 from peer.train.rank_part import RankPart
 from peer.train.ranks import Ranks
+from peer.train.sharding import place
 from peer.train.step import Trainer
 
 
@@ -47,7 +60,7 @@ class Follower:
     """Builds what rank 0 describes."""
 
     def __init__(self, ranks: Ranks, device: torch.device) -> None:
-        self._ranks = ranks
+        self._ranks, self._device = ranks, device
         said = receive_document(ranks)
         plan = RunPlan.of(RunManifest.model_validate(said["manifest"]))
         recipe, self._vectors = plan.recipe, VectorsOf(said["pid"])
@@ -71,12 +84,20 @@ class Follower:
         model.to_empty(device="cpu")  # pages that no one writes to take no memory
         model.tie_weights()
         share_tensors(self._ranks, fixed_tensors(model))
-        model.to(device)  # type: ignore[arg-type]
+        place(model, device, self._ranks)
         prepare(model, compute)
         return model
 
     def _optimizer_of(self, recipe: Recipe, model: PreTrainedModel, inner: Any, eight_bit: bool) -> Any:
         return NoSteps(model) if recipe.payload == "gradient" else build_optimizer(model, inner, eight_bit)
+
+    @torch.no_grad()
+    def _forward(self) -> None:
+        """Give rank 0 what it gathers for a forward pass of its own, by making one alike."""
+        training = self._trainer.model.training
+        self._trainer.model.train(False)
+        self._trainer.model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=self._device), use_cache=False)
+        self._trainer.model.train(training)
 
     def follow(self) -> None:
         """Do as ordered until rank 0 says stop."""
@@ -86,19 +107,38 @@ class Follower:
                 return
             self._do(kind, numbers)
 
+    def _move(self, part: RankPart, kind: Order, where: Place, start: int) -> None:
+        if not self._ranks.is_far:
+            (part.read if kind == Order.READ else part.write)(self._vectors.at(where), start)
+        elif kind == Order.WRITE:
+            for begin in range(0, where.numel, PIECE):
+                send_far(self._ranks, piece := torch.empty(min(PIECE, where.numel - begin)))
+                part.write(piece, start + begin)
+        self._ranks.barrier()
+        if self._ranks.is_far and kind == Order.READ and self._ranks.sharded:
+            for begin in range(0, where.numel, PIECE):
+                part.read(piece := torch.zeros(min(PIECE, where.numel - begin)), start + begin)
+                collect_far(self._ranks, piece)
+
     def _do(self, kind: Order, numbers: Sequence[int]) -> None:
         if kind == Order.STEP:
             batch, self._rate = dealt(self._ranks, numbers)
             self._trainer.step(batch)
         elif kind in (Order.READ, Order.WRITE):
-            place, (start, model, *_) = place_in(numbers)
-            move = self._parts[model].read if kind == Order.READ else self._parts[model].write
-            move(self._vectors.at(place), start)
-            self._ranks.barrier()
+            where, (start, model, *_) = place_in(numbers)
+            self._move(self._parts[model], kind, where, start)
         elif kind == Order.ROUND:
-            place, _ = place_in(numbers)
-            self._hook.begin_round(self._vectors.at(place))
+            where, _ = place_in(numbers)
+            anchor = torch.empty(where.numel) if self._ranks.is_far else self._vectors.at(where)
+            if self._ranks.is_far:
+                send_far(self._ranks, anchor)
+            self._hook.begin_round(anchor)
         elif kind == Order.RESET:
             reset_state(self._optimizer)
+        elif kind == Order.GATHER:
+            for _ in gathered(self._optimizer):
+                pass
+        elif kind == Order.FORWARD:
+            self._forward()
         elif kind == Order.LOAD:
             load_optimizer_tensors(self._optimizer, receive_tensors(self._ranks))

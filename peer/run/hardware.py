@@ -9,11 +9,10 @@ import torch
 from peer.errors import UserError
 from peer.outer.recipe.resolve import resolve
 from peer.protocol.manifest import RunManifest
-from peer.run.devices import devices_of
+from peer.run.devices import device_names
 from peer.settings import PeerSettings
 from peer.train.compute import Compute
 from peer.train.compute_limit import micro_batch_of
-from peer.train.device import pick_device
 from peer.train.memory import NO_RULE, Footprint, ModelSize, RuleBytes
 from peer.train.precision import Precision, allow_tf32, autocast
 from peer.train.ranks import ALONE, Ranks
@@ -34,7 +33,11 @@ def compute_of(settings: PeerSettings, manifest: RunManifest, ranks: Ranks = ALO
     if ranks.count > (sequences := manifest.inner.batch_sequences):
         what = f"{ranks.count} devices: a step of this run has {sequences} sequences, so some would have none"
         raise UserError(what, f"name at most {sequences} with --devices, or start several peers")
-    step, timeout = ranks.rows(sequences), resolve(manifest.recipe).straggler.timeout
+    recipe = resolve(manifest.recipe)
+    if ranks.sharded and (recipe.payload == "gradient" or recipe.local.reads_anchor or recipe.local.replays):
+        what = f"sharding=fsdp: recipe {recipe.name} changes each step, which needs the whole model on each device"
+        raise UserError(what, "use --sharding ddp")
+    step, timeout = ranks.rows(sequences), recipe.straggler.timeout
     return Compute(
         ranks=ranks,
         micro_batch=min(step, settings.per_device_train_batch_size or micro_batch_of(timeout, step)),
@@ -49,7 +52,7 @@ def compute_of(settings: PeerSettings, manifest: RunManifest, ranks: Ranks = ALO
 
 def first_device(settings: PeerSettings) -> torch.device:
     """That of this process."""
-    return pick_device(settings.device if settings.devices is None else devices_of(settings.devices)[0])
+    return torch.device(device_names(settings)[0])
 
 
 def fitting(

@@ -25,7 +25,6 @@ from peer.telemetry.status import PeerRow, write_status
 from peer.telemetry.write_guard import WriteGuard
 from peer.train.batch import Batch
 from peer.train.evaluate import evaluate
-from peer.train.optim import optimizer_tensors
 from peer.train.step import StepResult
 from peer.train.utilisation import Throughput, TimedBatches, flops_per_token, memory_used, peak_flops
 
@@ -179,7 +178,7 @@ class PeerHooks:
     def _inner_state(self, saved: Saved) -> Inner:
         peer = self._peer
         return inner_half(
-            peer.sync, peer.replica, optimizer_tensors(peer.optimizer), saved, peer.manifest.run_id,
+            peer.sync, peer.replica, peer.state.tensors(), saved, peer.manifest.run_id,
             self._data_state.to_dict(), peer.text.origin,
         )  # fmt: skip
 

@@ -37,6 +37,10 @@ def join(arguments: argparse.Namespace) -> int:
     """
     make_files_private()
     settings = load_settings(setting_overrides(arguments), arguments.config, os.environ)
+    if int(os.environ.get("RANK", "0")) > 0:  # of torchrun
+        from peer.run.rank import follow_torchrun
+
+        follow_torchrun(settings.sharding == "fsdp")
     addresses = [parse_peer_address(address) for address in arguments.addresses]
     _check_paths(settings)
     open_socket_folder()

@@ -18,8 +18,8 @@ from peer.run.follower import fixed_tensors
 from peer.settings import PeerSettings
 from peer.train.batch import Batch
 from peer.train.compute import Compute
-from peer.train.optim import Optimizer, load_optimizer_tensors, reset_state
-from peer.train.orders import Lead, Order, send_document, send_tensors, share_tensors
+from peer.train.optim import Optimizer, load_optimizer_tensors, optimizer_tensors, reset_state
+from peer.train.orders import Lead, Order, gathered, send_document, send_tensors, share_tensors
 from peer.train.step import StepResult, Trainer
 
 
@@ -61,6 +61,15 @@ class LeadTrainer(Trainer):
         return super().step(self.lead.deal(Batch.of(batch), self._lr_at()))
 
 
+def lead_forward(lead: Lead, model: PreTrainedModel) -> None:
+    """Whenever rank 0 runs a sharded model by itself, to validate it or to write a text, the others take part."""
+    def before(*_: object) -> None:
+        if not torch.is_grad_enabled():
+            lead.order(Order.FORWARD)
+
+    model.register_forward_pre_hook(before, prepend=True)  # before anything is gathered
+
+
 class LedLoop:
     """The `InnerLoop` of all ranks.
 
@@ -77,7 +86,7 @@ class LedLoop:
         self._own.begin_round(anchor)
 
 
-class LedOptimizer:
+class OptimizerState:
     """The state of the inner optimizer on all ranks; alone without a `lead`."""
 
     def __init__(self, optimizer: Optimizer, lead: Lead | None) -> None:
@@ -88,6 +97,13 @@ class LedOptimizer:
         if self._lead is not None:
             self._lead.order(Order.RESET)
         reset_state(self._optimizer)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """See `optimizer_tensors`; whole ones."""
+        if self._lead is None or not self._lead.ranks.sharded:
+            return optimizer_tensors(self._optimizer)
+        self._lead.order(Order.GATHER)
+        return {name: tensor.cpu() for name, tensor in gathered(self._optimizer)}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """See `load_optimizer_tensors`."""

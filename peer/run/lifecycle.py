@@ -18,10 +18,11 @@ from peer.link.supervisor import AgentGoneError, AgentProcess
 from peer.protocol.address import PeerAddress
 from peer.run.assemble import Peer, assemble, plan_of
 from peer.run.device_checks import device_finding, log_finding
-from peer.run.devices import RankProcesses, connect, start_ranks
+from peer.run.devices import RankProcesses, Torchrun, connect, start_ranks
 from peer.run.figures import SAMPLE_PROMPT
 from peer.run.final_report import export, export_at_once, report_of, write_report
 from peer.run.hooks import PeerHooks
+from peer.run.lead import LeadTrainer
 from peer.run.limits import DOES_NOT_FIT, await_hours, limits_in_words, limits_of
 from peer.run.rented import detect_announce_maddrs, detect_direct_port
 from peer.run.resume import checkpoint_folder
@@ -38,6 +39,7 @@ from peer.telemetry.write_guard import WriteGuard
 from peer.train.device import set_threads
 from peer.train.evaluate import sample_text
 from peer.train.loop import train
+from peer.train.orders import Order
 
 log = logging.getLogger(__name__)
 PUBLISHED_TIMEOUT_S = 60.0
@@ -83,7 +85,7 @@ def live(
     Raises:
         UserError: anything that a person can mend, before training starts.
     """
-    ranks: RankProcesses | None = None
+    ranks: RankProcesses | Torchrun | None = None
     try:
         stop, console, guard = StopSignal(), Console(), WriteGuard()
         try:
@@ -145,7 +147,7 @@ def start_message(settings: PeerSettings, addresses: Sequence[PeerAddress], iden
 
 def _run(
     settings: PeerSettings, start: Start, agent: AgentProcess, stop: StopSignal, shown: tuple[Console, WriteGuard],
-    ranks: RankProcesses | None,
+    ranks: RankProcesses | Torchrun | None,
 ) -> int:  # fmt: skip
     receive, (console, guard) = _Late(), shown
     try:
@@ -177,13 +179,16 @@ def _run(
         train(peer.trainer, hooks.batches, peer.sync, hooks)
         peer.text.corpus.close()
         code = _wind_down(peer, hooks, metrics, anchor.round)
+    if ranks is not None and isinstance(peer.trainer, LeadTrainer):
+        ranks.dismiss()
+        peer.trainer.lead.order(Order.STOP)
     trackers.close()
     return code
 
 
 def _arrive(
     settings: PeerSettings, start: Start, agent: AgentProcess, receive: Callable[[Message], None],
-    stopping: Callable[[], bool], ranks: RankProcesses | None,
+    stopping: Callable[[], bool], ranks: RankProcesses | Torchrun | None,
 ) -> tuple[Peer, Anchor]:
     """Find the run, build this peer's parts, take the swarm's state."""
     agent.send(start)

@@ -7,7 +7,8 @@ import logging
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from peer.system.death_signal import die_with_parent
 from peer.system.gc_pause import starting
@@ -28,33 +29,56 @@ def main() -> None:
     parser.add_argument("--sharded", action="store_true")
     arguments = parser.parse_args()
     die_with_parent(arguments.parent)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # rank 0 drains, and then stops the others
-        signal.signal(number, signal.SIG_IGN)
+    ignore_signals()
     make_files_private()
     logging.basicConfig(level=logging.INFO, handlers=[StderrLog(rotates=True)])
     with starting():
         import torch
 
-        from peer.errors import UserError
         from peer.train.ranks import Ranks
 
-    try:
-        ranks = Ranks.connect(
-            arguments.rank, arguments.count, torch.device(arguments.device), arguments.store, arguments.sharded
-        )
-        run(ranks, torch.device(arguments.device))
-    except UserError as error:
-        print(" ".join(error.render().split()), file=sys.stderr)
-        sys.exit(2)
-    logging.shutdown()
-    os._exit(0)
+    device = torch.device(arguments.device)
+    run(lambda: Ranks.connect(arguments.rank, arguments.count, device, arguments.store, arguments.sharded), device)
 
 
-def run(ranks: Ranks, device: Any) -> None:
-    """Build what rank 0 describes, and do what it orders until it says stop."""
+def follow_torchrun(sharded: bool) -> None:
+    """The same in a process of `torchrun` other than that of rank 0."""
+    ignore_signals()
+    logging.basicConfig(level=logging.INFO, handlers=[StderrLog()])
+    with starting():
+        import torch
+
+        from peer.run.devices import torchrun_device
+        from peer.train.ranks import Ranks
+
+    rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    near, device = os.environ.get("GROUP_RANK", "0") == "0", torch.device(torchrun_device(os.environ))
+    run(lambda: Ranks.connect(rank, count, device, "env://", sharded, near), device)
+
+
+def ignore_signals() -> None:
+    """Rank 0 drains, and then stops the others."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def run(connect: Callable[[], Ranks], device: Any) -> NoReturn:
+    """Build what rank 0 describes, do what it orders until it says stop, and exit."""
+    from peer.errors import UserError
     from peer.run.follower import Follower
 
-    Follower(ranks, device).follow()
+    code = 2
+    try:
+        Follower(connect(), device).follow()
+        code = 0
+    except UserError as error:
+        print(" ".join(error.render().split()), file=sys.stderr)
+    except Exception as error:
+        logging.getLogger(__name__).debug("in full", exc_info=error)
+        print(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}", file=sys.stderr)
+    logging.shutdown()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from peer.train.batch import IGNORED, Batch
 from peer.train.head import SplitHead
+from peer.train.sharding import is_sharded
 
 log = logging.getLogger(__name__)
 # fp32 logits at a time. A GPU needs many rows to be busy: each part reads the head and adds to its gradient.
@@ -96,8 +97,8 @@ class LanguageLoss:
 
     def _head_for(self, batch: Batch) -> SplitHead | None:
         """The head where the logits of this batch are too large to be made at once, if the model can be cut."""
-        if 4 * batch.labels_bt.numel() * self._vocab_size <= self._chunk_bytes:
-            return None
+        if 4 * batch.labels_bt.numel() * self._vocab_size <= self._chunk_bytes or is_sharded(self.model):
+            return None  # a part of a sharded model cannot be run by itself
         if not self._head_known:
             self._head, self._head_known = SplitHead.of(self.model), True
         return self._head

@@ -67,10 +67,13 @@ class Footprint:
         """Of a model that learns from so many tokens in one forward pass."""
         moment_bytes = MOMENT_BYTES_8BIT if compute.eight_bit else MOMENT_BYTES
         copies = CARD_COPY_BYTES if device.type == "cuda" else 0
+        ranks, training = compute.ranks, size.trained * (WEIGHT_BYTES + moment_bytes + copies + rule_bytes[0])
+        share = ranks.count if ranks.sharded else 1
+        here = ranks.count if device.type == "cpu" else 1  # that use the same memory
         return cls(
             parameters=size.parameters,
-            training=size.trained * (WEIGHT_BYTES + moment_bytes + copies + rule_bytes[0]) + FROZEN_BYTES * size.frozen,
-            activations=activation_bytes(size, tokens, device, compute),
+            training=here * (training + FROZEN_BYTES * size.frozen) // share,
+            activations=here * activation_bytes(size, tokens, device, compute),
             agent=size.trained * (SHARED_BYTES + BASE_BYTES + rule_bytes[1]),
         )
 

@@ -13,6 +13,7 @@ from peer.protocol.manifest import InnerSpec
 from peer.train.adam8bit import AdamW8bit
 from peer.train.gradient import KeptGradient
 from peer.train.muon import MuonAdamW
+from peer.train.sharding import as_parameter, is_sharded, local
 
 _FIELDS = {"adamw": ("exp_avg", "exp_avg_sq", "step"), "muon": ("momentum_buffer",), "sgd": ()}
 FUSED_DEVICES = ("cuda", "mps")
@@ -30,6 +31,10 @@ def build_optimizer(model: nn.Module, inner: InnerSpec, eight_bit: bool = False)
     """
     if eight_bit and inner.optimizer not in (None, "adamw"):
         raise UserError(f"adam_8bit=True: the run trains with {inner.optimizer}", "leave it off")
+    if is_sharded(model) and (eight_bit or inner.optimizer == "muon"):
+        name = "adam_8bit" if eight_bit else "the muon of this run"
+        what = f"sharding=fsdp: {name} needs whole matrices on each device"
+        raise UserError(what, "use --sharding ddp" + (", or leave --adam-8bit off" if eight_bit else ""))
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     if inner.optimizer == "sgd":
         return torch.optim.SGD(named, lr=inner.learning_rate)
@@ -92,8 +97,8 @@ def load_optimizer_tensors(optimizer: Optimizer, tensors: Mapping[str, Tensor]) 
                 "resume from a checkpoint of the same model",
             )
         # AdamW keeps its step count on the CPU.
-        device = torch.device("cpu") if field == "step" else parameter.device
-        loaded.setdefault(name, {})[field] = tensor.to(device, torch.float32, copy=True)
+        own = tensor.to("cpu", torch.float32, copy=True) if field == "step" else as_parameter(tensor, parameter)
+        loaded.setdefault(name, {})[field] = own
     for name, state in loaded.items():
         if set(state) != set(_FIELDS[parameters[name][1]]):
             raise UserError(f"optimizer state of {name!r} has only {sorted(state)}", "resume from another checkpoint")
@@ -102,7 +107,7 @@ def load_optimizer_tensors(optimizer: Optimizer, tensors: Mapping[str, Tensor]) 
 
 def state_is_finite(optimizer: Optimizer) -> bool:
     """Or it would spoil the parameters at once."""
-    return all(bool(tensor.isfinite().all()) for tensor in optimizer_tensors(optimizer).values())
+    return all(bool(local(tensor).isfinite().all()) for tensor in optimizer_tensors(optimizer).values())
 
 
 def reset_state(optimizer: Optimizer) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -18,10 +18,12 @@ from torch import Tensor
 
 from peer.link.shared_vectors import Place, SharedVectors
 from peer.train.batch import Batch
+from peer.train.optim import Optimizer, optimizer_tensors
 from peer.train.rank_part import RankPart
-from peer.train.ranks import Ranks
+from peer.train.ranks import Ranks, whole
 
 NUMBERS = 8
+PIECE = 2**22  # values that travel to another machine at a time: 16 MiB
 
 
 class Order(IntEnum):
@@ -59,6 +61,8 @@ class Lead:
         place = self.vectors.place_of(vector)
         assert place is not None, "not in shared memory"
         self.order(kind, *place, *numbers)
+        if kind == Order.ROUND:
+            send_far(self.ranks, vector)
 
 
 class LedReplica:
@@ -73,9 +77,12 @@ class LedReplica:
 
     def read(self, out: Tensor, start: int = 0) -> None:
         shared = self._shared(out)
+        if self._lead.ranks.far is not None:
+            shared.zero_()
         self._lead.on_vector(Order.READ, shared, start, self._number)
         self._part.read(shared, start)
         self._lead.ranks.barrier()
+        collect_far(self._lead.ranks, shared)
         if shared is not out:
             out.copy_(shared)
 
@@ -85,12 +92,33 @@ class LedReplica:
             shared.copy_(flat)
         self._lead.on_vector(Order.WRITE, shared, start, self._number)
         self._part.write(shared, start)
+        for piece in torch.split(shared, PIECE):
+            send_far(self._lead.ranks, piece)
         self._lead.ranks.barrier()
 
     def _shared(self, vector: Tensor) -> Tensor:
         if self._lead.vectors.place_of(vector) is not None:
             return vector
         return self._lead.vectors.stage(vector.numel())
+
+
+def send_far(ranks: Ranks, piece: Tensor) -> None:
+    """From rank 0 to the ranks on other machines; fp32."""
+    if ranks.far is not None:
+        dist.broadcast(piece, 0, group=ranks.far)
+
+
+def collect_far(ranks: Ranks, vector: Tensor) -> None:
+    """Add what ranks on other machines hold of a vector, which is zero there at rank 0."""
+    if ranks.far is not None and ranks.sharded:
+        for piece in torch.split(vector, PIECE):
+            dist.reduce(piece, 0, group=ranks.far)
+
+
+def gathered(optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
+    """The state of an optimizer, a whole tensor at a time on each rank; all ranks read it together."""
+    for name, tensor in optimizer_tensors(optimizer).items():
+        yield name, whole(tensor)
 
 
 def next_order(ranks: Ranks) -> tuple[Order, list[int]]:

@@ -11,19 +11,20 @@ from torch.distributed.tensor import DTensor
 
 from peer.outer.state.flat_layout import FlatLayout
 from peer.train.ranks import Ranks
+from peer.train.sharding import gather_no_more
 
 
 class RankPart:
     """The parameters of a model that a rank holds, as ranges of the flat vector.
 
-    Where each rank holds all of them, rank k writes the kth part of a vector.
+    Where each rank holds all of them, the kth rank on the machine of rank 0 writes the kth part of a vector.
 
     Args:
         model: on its device; sharded already where it is to be.
     """
 
     def __init__(self, layout: FlatLayout, model: nn.Module, ranks: Ranks) -> None:
-        self._ranks = ranks
+        self._ranks, self._model = ranks, model
         named = dict(model.named_parameters())
         self._held: list[tuple[int, Tensor]] = []
         for name, shape, offset in zip(layout.names, layout.shapes, layout.offsets, strict=True):
@@ -38,6 +39,7 @@ class RankPart:
     @torch.no_grad()
     def read(self, out: Tensor, start: int) -> None:
         """Copy what this rank contributes to `out`, fp32 [n] in RAM: the flat vector from element `start` on."""
+        gather_no_more(self._model)
         first, stop = self._own(out.numel())
         for begin, values in self._within(start + first, start + stop):
             out[begin - start : begin - start + values.numel()].copy_(values)
@@ -45,13 +47,16 @@ class RankPart:
     @torch.no_grad()
     def write(self, flat: Tensor, start: int) -> None:
         """Copy all that this rank holds of `flat`, fp32 [n] in RAM, to its parameters."""
+        gather_no_more(self._model)
         for begin, values in self._within(start, start + flat.numel()):
             values.copy_(flat[begin - start : begin - start + values.numel()])
 
     def _own(self, numel: int) -> tuple[int, int]:
         if self._ranks.sharded:
             return 0, numel
-        rank, count = self._ranks.rank, self._ranks.count
+        rank, count = self._ranks.rank, self._ranks.near
+        if rank >= count:
+            return 0, 0
         return rank * numel // count, (rank + 1) * numel // count
 
     def _within(self, first: int, stop: int) -> Iterator[tuple[int, Tensor]]:

@@ -29,26 +29,48 @@ class Ranks:
         count: how many there are.
         sharded: each holds a part of every parameter (FSDP2); else each holds all (DDP).
         control: the group for what is no gradient, on the CPU.
+
+    Attributes:
+        near: how many are on the machine of rank 0, whose memory they map; they have the lowest numbers.
+        far: the group of rank 0 and those on other machines; None where there are none.
     """
 
     def __init__(
         self, rank: int = 0, count: int = 1, sharded: bool = False, control: dist.ProcessGroup | None = None
     ) -> None:
-        self.rank, self.count, self.sharded, self.control = rank, count, sharded, control
+        self.rank, self.count, self.sharded, self.control, self.near = rank, count, sharded, control, count
+        self.far: dist.ProcessGroup | None = None
 
     @classmethod
-    def connect(cls, rank: int, count: int, device: torch.device, store: str, sharded: bool = False) -> Ranks:
+    def connect(
+        cls, rank: int, count: int, device: torch.device, store: str, sharded: bool = False, near: bool = True
+    ) -> Ranks:
         """Meet the other ranks; returns when all are there.
 
         Args:
             store: where they meet, as a URL of torch.distributed.
+            near: this one is on the machine of rank 0.
         """
         if store.startswith("file:"):  # one machine: no other one can reach these sockets
             os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"
         if device.type == "cuda":
             torch.cuda.set_device(device)
         dist.init_process_group(BACKENDS[device.type], init_method=store, rank=rank, world_size=count, timeout=FOREVER)
-        return cls(rank, count, sharded, dist.new_group(backend="gloo", timeout=FOREVER))
+        ranks = cls(rank, count, sharded, dist.new_group(backend="gloo", timeout=FOREVER))
+        ranks.near = ranks.total(near)
+        if ranks.near < count:
+            ranks.far = dist.new_group([0, *range(ranks.near, count)], backend="gloo", timeout=FOREVER)
+        return ranks
+
+    @property
+    def is_far(self) -> bool:
+        """Whether this one is on another machine than rank 0."""
+        return self.rank >= self.near
+
+    @property
+    def mean_of(self) -> int:
+        """How many gradients torch takes the mean of, by itself, in a backward pass; wanted is their sum."""
+        return self.count if self.sharded else 1
 
     def rows(self, batch_sequences: int) -> int:
         """Sequences of a step that each rank learns from."""
@@ -94,10 +116,10 @@ class Ranks:
         """The largest problem of any rank (0: none). Without one, a parameter with a gradient anywhere has one here."""
         if self.count == 1:
             return problem
-        has = [int(parameter.grad is not None) for parameter in parameters]
+        has = [] if self.sharded else [int(parameter.grad is not None) for parameter in parameters]
         worst, *anywhere = self.largest([problem, *has])
         if worst == 0:
-            for parameter, wanted in zip(parameters, anywhere, strict=True):
+            for parameter, wanted in zip(parameters, anywhere, strict=False):
                 if wanted and parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
         return worst

@@ -180,7 +180,7 @@ class Trainer:
 
     def _accumulate(self, batch: Batch) -> Tensor:
         micro_batches = batch.micro_batches(self.micro_batch or len(batch.inputs_bt))
-        scale = 1.0 if self._scale is None else self._scale.value
+        scale = (1.0 if self._scale is None else self._scale.value) * self._ranks.mean_of
         if self.hook.limit is not None:
             return self._accumulate_in_time(batch, micro_batches, self.hook.limit, scale)
         losses = [self._loss.backward(micro.to(self._device), batch.tokens, scale) for micro in micro_batches]
@@ -217,6 +217,6 @@ class Trainer:
         self._skipped_in_row += 1
         if math.log10(self._skipped_in_row).is_integer():
             log.warning("step skipped: loss %s, gradient norm %s (skipped so far: %d)", loss, norm, self.skipped_steps)
-        if not state_is_finite(self.optimizer):
+        if any(self._ranks.largest([not state_is_finite(self.optimizer)])):
             reset_state(self.optimizer)
             log.warning("the state of the inner optimizer is not finite: it begins again")

@@ -5,17 +5,23 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
+from peer.telemetry.metrics import read_metrics
 from tests.network.bootstraps import DILOCO, MANIFEST, BootstrapProcess
-from tests.network.processes import JoinedPeer, descendants
+from tests.network.processes import LAUNCH, LOOPBACK, TEXT, JoinedPeer, descendants, environment
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)  # longer than they last by far: imports of many processes on few cores
 
 
 @pytest.fixture
@@ -43,12 +49,16 @@ def ranks_of(peer: JoinedPeer) -> list[int]:
     return [pid for pid in below if b"peer.run.rank" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
+def newest_checkpoint(folder: Path) -> Path:
+    return max(folder.glob("checkpoints/*/checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+
+
 def losses(peer: JoinedPeer) -> list[float]:
     return [float(event["loss"]) for event in peer.events("step")]
 
 
 def report_of(peer: JoinedPeer) -> dict[str, Any]:
-    assert peer.process.wait(100) == 0, peer.log_text()
+    assert peer.process.wait(250) == 0, peer.log_text()
     report: dict[str, Any] = json.loads((peer.folder / "report.json").read_text())
     return report
 
@@ -56,14 +66,46 @@ def report_of(peer: JoinedPeer) -> dict[str, Any]:
 @pytest.mark.long
 def test_two_ranks_train_as_one_peer(tmp_path: Path, start: Callable[..., JoinedPeer]) -> None:
     node = bootstrap(tmp_path / "run", total=3)
+    flags = {"one": (), "copies": ("--devices", "cpu:2"), "parts": ("--devices", "cpu:2", "--sharding", "fsdp")}
     peers = {
-        name: start(node.address, name, "--data-seed", "5", "--report", str(tmp_path / name / "report.json"), *flags)
-        for name, flags in (("one", ()), ("two", ("--devices", "cpu:2")))
+        name: start(node.address, name, "--data-seed", "5", "--report", str(tmp_path / name / "report.json"), *own)
+        for name, own in flags.items()
     }
     reports = {name: report_of(peer) for name, peer in peers.items()}
-    assert reports["one"]["state_digest"] == reports["two"]["state_digest"]
+    assert len({report["state_digest"] for report in reports.values()}) == 1
     found = {name: losses(peer) for name, peer in peers.items()}
-    assert found["two"][:5] == pytest.approx(found["one"][:5], abs=1e-5)
+    for name in ("copies", "parts"):
+        assert found[name][:5] == pytest.approx(found["one"][:5], abs=1e-5)
+        assert reports[name]["rounds_committed"] >= 1
+    kept = {name: newest_checkpoint(peer.folder) for name, peer in peers.items()}
+    for file in ("inner", "optimizer", "outer"):
+        names = [{key: value.shape for key, value in load_file(one / f"{file}.safetensors").items()}
+                 for one in kept.values()]  # fmt: skip
+        assert names[0] == names[1] == names[2]
+    exported = [load_file(tmp_path / name / "export" / "model.safetensors") for name in flags]
+    for values in exported[1:]:
+        assert values.keys() == exported[0].keys()
+        assert all(torch.equal(values[key], exported[0][key]) for key in values)
+    node.close()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("before", "after"), [((), "fsdp"), (("--sharding", "fsdp"), "ddp")])
+def test_a_peer_resumes_with_another_number_of_devices(
+    tmp_path: Path, start: Callable[..., JoinedPeer], before: tuple[str, ...], after: str
+) -> None:
+    node = bootstrap(tmp_path / "run", total=100000)
+    many = ("--devices", "cpu:2")
+    peer = start(node.address, "alice", "--save-steps", "5", *(many if before else ()), *before)
+    peer.wait_for(lambda: peer.step > 12)
+    peer.signal(signal.SIGINT)
+    assert peer.process.wait(60) == 0, peer.log_text()
+    stopped = peer.step
+    again = start(node.address, "alice", "--resume-from-checkpoint", *many, "--sharding", after)
+    again.wait_for(lambda: again.step > stopped + 3)
+    steps = {int(event["step"]): float(event["loss"]) for event in again.events("step")}
+    assert list(steps) == list(range(1, len(steps) + 1))  # none twice, none left out
+    assert steps[stopped + 1] < steps[1] - 0.1  # the parameters and the moments of before
     node.close()
 
 
@@ -78,3 +120,45 @@ def test_a_rank_that_dies_ends_its_peer_with_its_name(tmp_path: Path, start: Cal
     assert time.monotonic() - began < 10
     assert "rank 1 on cpu was killed by SIGKILL" in (peer.folder / "console.log").read_text()
     node.close()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_torchrun_starts_the_ranks_of_one_peer(tmp_path: Path, nodes: int) -> None:
+    """On two nodes the second has no memory of the first: its part travels through the process group."""
+    node = bootstrap(tmp_path / "run", total=100000)
+    text = tmp_path / "text.txt"
+    text.write_text(TEXT * 80)
+    join = ["-m", "peer.cli", "join", node.address, "--output-dir", str(tmp_path / "peer"), "--json",
+            "--host-maddrs", LOOPBACK, "--train-files", str(text), "--logging-steps", "1", "--torch-threads", "1",
+            "--sharding", "fsdp", "--max-rounds", "2", "--eval-sequences", "2"]  # fmt: skip
+    partner = JoinedPeer(tmp_path / "partner", node.address, "--torch-threads", "1")
+    port = free_port()
+    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(nodes), "--nproc-per-node",
+               str(2 // nodes), "--master-addr", "127.0.0.1", "--master-port", str(port)]  # fmt: skip
+    processes = []
+    for rank in range(nodes):
+        with (tmp_path / f"node{rank}.log").open("w") as log:
+            processes.append(subprocess.Popen(
+                [*LAUNCH, *command, "--node-rank", str(rank), *join], env=environment({"GLOO_SOCKET_IFNAME": "lo"}),
+                stdout=log, stderr=log,
+            ))  # fmt: skip
+    logs = "\n".join((tmp_path / f"node{rank}.log").read_text()[-3000:] for rank in range(nodes))
+    try:
+        assert [process.wait(200) for process in processes] == [0] * nodes, logs
+    finally:
+        partner.close()
+        for process in processes:
+            process.kill()
+        node.close()
+    events = read_metrics(tmp_path / "peer" / "metrics.jsonl")
+    committed = [event for event in events if event["event"] == "round" and event["status"] == "committed"]
+    assert len(committed) >= 2
+    assert [event["loss"] for event in events if event["event"] == "validation"][-1] < 5.6
+    assert load_file(tmp_path / "peer" / "export" / "model.safetensors")
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])

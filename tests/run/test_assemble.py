@@ -21,6 +21,7 @@ from peer.run.hooks import PeerHooks
 from peer.settings import PeerSettings
 from peer.telemetry.console import LiveSwarm
 from peer.telemetry.metrics import MetricsFile
+from peer.train.ranks import ALONE, Ranks
 from tests.link.fakes import LINEAGE, START, FakeAgent
 from tests.network.bootstraps import MANIFEST
 from tests.network.processes import TEXT
@@ -36,7 +37,9 @@ def descriptor() -> Iterator[int]:
     os.close(descriptor)
 
 
-def wired(folder: Path, descriptor: int, recipe: str, *, documents: bool = False, steps: int = 5) -> Peer:
+def wired(
+    folder: Path, descriptor: int, recipe: str, *, documents: bool = False, steps: int = 5, ranks: Ranks = ALONE
+) -> Peer:
     """At the anchor of round 0, before its first step."""
     text = folder / "text.txt"
     text.write_text(TEXT * 40)
@@ -52,7 +55,7 @@ def wired(folder: Path, descriptor: int, recipe: str, *, documents: bool = False
     )
     settings = PeerSettings(output_dir=folder, train_files=(str(text),), device="cpu")
     peer = assemble(
-        settings, START, published, cast(AgentProcess, agent), lambda _: None, lambda: False
+        settings, START, published, cast(AgentProcess, agent), lambda _: None, lambda: False, ranks
     )
     peer.sync.begin(Anchor(round=0, lineage_id=LINEAGE, contributed=None))
     return peer

@@ -14,24 +14,26 @@ import torch
 from peer.train.ranks import Ranks
 
 
-def in_ranks(count: int, folder: Path, work: Callable[[Ranks], Any], *, sharded: bool = False) -> list[Any]:
-    """What the work returns in each rank, as JSON values."""
+def in_ranks(
+    count: int, folder: Path, work: Callable[[Ranks], Any], *, sharded: bool = False, near: bool = True
+) -> list[Any]:
+    """What the work returns in each rank, as JSON values; `near`: all are as on one machine."""
     children = []
     for rank in range(count):
         child = os.fork()
         if child == 0:
-            _work_and_exit(rank, count, folder, work, sharded)
+            _work_and_exit(rank, count, folder, work, (sharded, near or rank == 0))
         children.append(child)
     codes = [os.waitpid(child, 0)[1] for child in children]
     assert codes == [0] * count, [path.read_text() for path in sorted(folder.glob("failed*"))]
     return [json.loads((folder / f"found{rank}").read_text()) for rank in range(count)]
 
 
-def _work_and_exit(rank: int, count: int, folder: Path, work: Callable[[Ranks], Any], sharded: bool) -> None:
+def _work_and_exit(rank: int, count: int, folder: Path, work: Callable[[Ranks], Any], how: tuple[bool, bool]) -> None:
     code = 1
     try:
         torch.set_num_threads(1)
-        ranks = Ranks.connect(rank, count, torch.device("cpu"), f"file://{folder}/store", sharded)
+        ranks = Ranks.connect(rank, count, torch.device("cpu"), f"file://{folder}/store", *how)
         found = work(ranks)
         (folder / f"found{rank}").write_text(json.dumps(found))
         ranks.barrier()

@@ -12,10 +12,12 @@ from torch import Tensor
 from peer.outer.state.flat_layout import FlatLayout
 from peer.protocol.manifest import InnerSpec
 from peer.train.batch import Batch
-from peer.train.compute import Compute
+from peer.train.compute import Compute, prepare
 from peer.train.optim import build_optimizer
+from peer.train.orders import gathered
 from peer.train.rank_part import RankPart
 from peer.train.ranks import ALONE, Ranks
+from peer.train.sharding import local, place
 from peer.train.step import Trainer
 from tests.train.in_ranks import in_ranks
 from tests.train.tiny import random_batches, tiny_model
@@ -26,23 +28,30 @@ STEPS = 4
 
 def trained(ranks: Ranks, rows: int, **choices: Any) -> dict[str, Any]:
     """Losses and norms of a few steps, and the parameters after them; of each batch a rank sees its own rows."""
-    model = tiny_model()
-    trainer = Trainer(
-        model, build_optimizer(model, INNER), INNER, lambda: 1e-2, compute=Compute(ranks=ranks, **choices)
-    )
+    model, compute = tiny_model(), Compute(ranks=ranks, **choices)
+    place(model, torch.device("cpu"), ranks)
+    prepare(model, compute)
+    optimizer = build_optimizer(model, INNER)
+    trainer = Trainer(model, optimizer, INNER, lambda: 1e-2, compute=compute)
     layout, steps = FlatLayout.of(model), []
     for tokens in random_batches(STEPS, rows):
         tokens[0, 3:] |= 1 << 24  # learned from less: the mean is over tokens, and not over rows or ranks
         steps.append(trainer.step(ranks.part_of(Batch.of(tokens))))
     return {
         "losses": [step.loss for step in steps], "norms": [step.grad_norm for step in steps],
-        "tokens": [step.tokens for step in steps], "parameters": flat(layout, model).tolist(),
+        "tokens": [step.tokens for step in steps], "parameters": flat(layout, model, ranks).tolist(),
+        "moments": {name: tensor.flatten().tolist() for name, tensor in gathered(optimizer)},
+        "held": sum(local(one).numel() for one in model.parameters()),
     }  # fmt: skip
 
 
-def flat(layout: FlatLayout, model: Any) -> Tensor:
-    out = torch.empty(layout.numel)
-    layout.copy_to_flat(model, out)
+def flat(layout: FlatLayout, model: Any, ranks: Ranks = ALONE) -> Tensor:
+    """What a rank has of the parameters; zeros for the parts of others."""
+    out = torch.zeros(layout.numel)
+    if ranks.sharded:
+        RankPart(layout, model, ranks).read(out, 0)
+    else:
+        layout.copy_to_flat(model, out)
     return out
 
 
@@ -65,6 +74,24 @@ def test_ranks_make_the_steps_of_one_process(tmp_path: Path, count: int, rows: i
         assert one["parameters"] == found[0]["parameters"]  # to the bit
     assert found[0]["parameters"] == pytest.approx(alone["parameters"], abs=20 * within)
     assert found[0]["losses"][0] > 5.0
+
+
+@pytest.mark.parametrize(
+    ("rows", "choices"), [(4, {}), (3, {"micro_batch": 1, "checkpointing": True})], ids=["plain", "three rows, cut"]
+)
+def test_ranks_that_share_a_model_make_the_steps_of_one(tmp_path: Path, rows: int, choices: dict[str, Any]) -> None:
+    """Each holds about half of the parameters; together they have those, and the moments, of one process."""
+    alone = trained(ALONE, rows)
+    found = in_ranks(2, tmp_path, lambda ranks: trained(ranks, rows, **choices), sharded=True)
+    for one in found:
+        assert one["losses"] == pytest.approx(alone["losses"], abs=1e-5)
+        assert one["norms"] == pytest.approx(alone["norms"], rel=1e-4)
+        assert one["held"] == pytest.approx(alone["held"] / 2, rel=0.05)
+        assert one["moments"].keys() == alone["moments"].keys()
+        for name, values in alone["moments"].items():
+            assert one["moments"][name] == pytest.approx(values, abs=1e-4)
+    together = torch.tensor(found[0]["parameters"]) + torch.tensor(found[1]["parameters"])
+    assert together.tolist() == pytest.approx(alone["parameters"], abs=2e-4)
 
 
 def test_each_rank_copies_its_part_of_the_flat_vector(tmp_path: Path) -> None:

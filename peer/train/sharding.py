@@ -1,0 +1,56 @@
+"""Models of which each rank holds a part of every parameter, of its gradient and of its moments (FSDP2)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
+
+from peer.train.ranks import Ranks
+
+
+def place(model: PreTrainedModel, device: torch.device, ranks: Ranks) -> None:
+    """Bring a model from the CPU to its device: all of it, or where ranks share it the part of this one.
+
+    A transformer block is gathered when it computes, and freed after it; the rest of the model is one more such part.
+    """
+    if not ranks.sharded:
+        model.to(device)  # type: ignore[arg-type]
+        return
+    mesh = init_device_mesh(device.type, (ranks.count,))
+    blocks = set(model._no_split_modules or ())
+    for module in [one for one in model.modules() if type(one).__name__ in blocks]:
+        fully_shard(module, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether other ranks hold parts of it."""
+    return isinstance(model, FSDPModule)
+
+
+def gather_no_more(model: nn.Module) -> None:
+    """Let go of what a forward pass without a backward pass has gathered: it would be old after the next write."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The part that this rank holds."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def as_parameter(tensor: Tensor, parameter: Tensor) -> Tensor:
+    """A copy of a whole tensor, fp32, placed as a parameter of its shape is."""
+    if not isinstance(parameter, DTensor):
+        return tensor.to(parameter.device, torch.float32, copy=True)
+    mesh = parameter.device_mesh
+    rows = -(-len(tensor) // mesh.size())
+    own = tensor[mesh.get_local_rank() * rows :][:rows].to(parameter.device, torch.float32, copy=True)
+    return DTensor.from_local(
+        own, mesh, parameter.placements, run_check=False, shape=tensor.shape, stride=tensor.contiguous().stride()
+    )

@@ -28,6 +28,7 @@ from peer.protocol.manifest import (
     ModelSpec,
     RecipeSpec,
     RunManifest,
+    SharedData,
     Spec,
     TokenizerSpec,
 )
@@ -57,6 +58,7 @@ class Figures(Spec):
         tokenizer: what other machines learn about it.
         base: digest of the model that an adapter stands on.
         model: architecture and config of the organiser's folder that it was built from.
+        shared: the text that peers lease from each other.
     """
 
     manifest: RunManifest
@@ -68,6 +70,7 @@ class Figures(Spec):
     tokenizer: TokenizerSpec
     base: Digest | None = None
     model: ModelSpec | None = None
+    shared: SharedData | None = None
 
 
 @dataclass(frozen=True)
@@ -179,6 +182,8 @@ class GenesisBuild:
         pinned = with_commits(self._manifest, figures.commits)
         if figures.base is not None:
             pinned = pinned.model_copy(update={"model": pinned.model.model_copy(update={"base": figures.base})})
+        if figures.shared is not None:
+            pinned = pinned.model_copy(update={"data": pinned.data.model_copy(update={"shared": figures.shared})})
         changes = {
             **({"model": figures.model} if figures.model is not None else {}),
             "genesis": figures.digest, "tokenizer": figures.tokenizer,

@@ -36,6 +36,7 @@ def build_parser() -> argparse.ArgumentParser:
     from peer.demo.run import add_demo_flags
     from peer.explain.command import add_rounds_command
     from peer.explain.history_command import add_history_command
+    from peer.run.coverage import add_coverage_command
     from peer.run.doctor import add_doctor_command
     from peer.run.tokenizer_command import add_tokenizer_command
     from peer.run.watch import add_watch_command
@@ -71,7 +72,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_rounds_command(commands)
     add_history_command(commands)
     add_tokenizer_command(commands)
-    add_data_command(commands)
+    add_coverage_command(add_data_command(commands))
     add_sim_commands(commands)
     add_use_commands(commands)
     add_plan_command(commands)

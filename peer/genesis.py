@@ -16,6 +16,7 @@ import torch
 from transformers import PreTrainedModel
 
 from peer.base_folder import folder_of, read_organisers
+from peer.data.shareable import shared_data
 from peer.data.tokenizer import Tokenizer, load_tokenizer, published_spec
 from peer.errors import UserError
 from peer.free_weights import layout_of_file, read_weights
@@ -23,7 +24,7 @@ from peer.hub import pin
 from peer.outer.recipe.plan import RunPlan
 from peer.outer.state.flat_layout import FlatLayout, count_blocks
 from peer.outer.state.outer_state import OuterState
-from peer.protocol.manifest import RunManifest
+from peer.protocol.manifest import RunManifest, SharedData
 from peer.protocol.pinning import on_hub
 from peer.system.death_signal import die_with_parent
 from peer.train.adapter import base_digest
@@ -103,6 +104,7 @@ def main() -> None:
         own = folder_of(manifest.model)
         written = as_architecture(manifest.model, tokenizer.vocab_size) if own is not None else None
         state, base = checked_genesis(manifest, tokenizer)
+        shared = _shared_data(manifest, tokenizer)
         _write_state(arguments.out, state)
     except UserError as error:
         print(json.dumps({"what": error.what, "hint": error.hint}))
@@ -114,8 +116,17 @@ def main() -> None:
         "fragments": state.fragments.sizes, "commits": commits, "base": base,
         "model": None if written is None else written.model_dump(mode="json"),
         "tokenizer": published_spec(manifest.tokenizer, tokenizer).model_dump(mode="json"),
+        "shared": None if shared is None else shared.model_dump(mode="json"),
     }  # fmt: skip
     print(json.dumps(figures))
+
+
+def _shared_data(manifest: RunManifest, tokenizer: Tokenizer) -> SharedData | None:
+    """The text that peers lease from each other; without a chain that says what is done there is none."""
+    plan = RunPlan.of(manifest)
+    if manifest.data.assignment != "leases" or plan.recipe.gossips:
+        return None
+    return shared_data(manifest, tokenizer, plan.nominal_tokens)
 
 
 def _write_state(path: Path, state: OuterState) -> None:

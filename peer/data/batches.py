@@ -18,6 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from peer.data.packing import PackedTokens
 from peer.data.problems import SourceBusy
+from peer.data.shared import SharedWindows
 from peer.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -124,6 +125,25 @@ class Resident:
         return Segment(self.windows, (seed, place.turn), LanePlace(turn=place.turn + 1))
 
 
+class _Shared:
+    """A source that peers share out. It does not continue where a checkpoint was: others have read on meanwhile."""
+
+    def __init__(self, source: SharedWindows) -> None:
+        self.source, self.units, self.credit = source, _units(source.weight), 0
+
+    @property
+    def state(self) -> SourceState:
+        epoch, shard, window = self.source.place
+        return SourceState(lanes=(LanePlace(turn=epoch, cursor=shard, position=window),), credit=self.credit)
+
+    def take(self, count: int, until: Callable[[], bool]) -> list[torch.Tensor]:  # noqa: ARG002
+        return self.source.take(count)
+
+
+def _units(weight: float) -> int:
+    return max(1, round(weight * WEIGHT_UNITS))
+
+
 class Batches:
     """An iterator of (batch int64 [B, T + 1], the state after it), which ends where no source has text any more.
 
@@ -145,11 +165,11 @@ class Batches:
     """
 
     def __init__(
-        self, sources: Sequence[WindowSource], batch_sequences: int, seed: int, state: DataState | None = None,
-        waiting: Callable[[float], bool] | None = None,
+        self, sources: Sequence[WindowSource | SharedWindows], batch_sequences: int, seed: int,
+        state: DataState | None = None, waiting: Callable[[float], bool] | None = None,
     ) -> None:
         alone = sources[0] if len(sources) == 1 else None
-        available = len(alone.windows) if isinstance(alone, Resident) else batch_sequences
+        available = len(alone.windows) if isinstance(alone, Resident | SharedWindows) else batch_sequences
         if batch_sequences < 1 or available < batch_sequences:
             raise UserError(
                 f"batch size {batch_sequences}: must be between 1 and the {available} sequences of the data",
@@ -164,7 +184,10 @@ class Batches:
                 f"the checkpoint has the state of {len(before)} sources; the data has {len(sources)}",
                 "resume with the data of then, or start fresh",
             )
-        self._mixed = [_Mixed(source, seed, at) for source, at in zip(sources, before, strict=True)]
+        self._mixed = [
+            _Shared(source) if isinstance(source, SharedWindows) else _Mixed(source, seed, at)
+            for source, at in zip(sources, before, strict=True)
+        ]
         self._seed = seed
 
     @property
@@ -185,7 +208,7 @@ class Batches:
         self._begun = True
         return torch.stack(rows), self.state
 
-    def _shares(self, windows: int) -> list[tuple[_Mixed, int]]:
+    def _shares(self, windows: int) -> list[tuple[_Mixed | _Shared, int]]:
         """How many windows each source gives: whichever is most behind its share gives the next."""
         if len(self._mixed) == 1:
             return [(mixed, windows) for mixed in self._able()]
@@ -201,7 +224,7 @@ class Batches:
             counts[chosen] += 1
         return [(mixed, count) for mixed, count in counts.items() if count]
 
-    def _able(self) -> list[_Mixed]:
+    def _able(self) -> list[_Mixed | _Shared]:
         """The sources that are not down; waits for one."""
         while True:
             left = [mixed for mixed in self._mixed if not mixed.source.over]
@@ -239,7 +262,7 @@ class _Mixed:
                 f"the checkpoint has the state of {len(before.lanes)} lanes; the source has {source.lanes}",
                 "resume with the data of then, or start fresh",
             )
-        self.source, self.units = source, max(1, round(source.weight * WEIGHT_UNITS))
+        self.source, self.units = source, _units(source.weight)
         self.lanes = [_Lane(source, number, seed, place) for number, place in enumerate(before.lanes)]
         self.next_lane, self.credit = before.next_lane % source.lanes, before.credit
 

@@ -1,4 +1,4 @@
-"""`atoll data preview`: its flags."""
+"""`atoll data`, and the flags of `atoll data preview`."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ INTERRUPTED = 130
 DEFAULT_MEGABYTES = 4.0
 
 
-def add_data_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the command to `atoll`."""
+def add_data_command(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+) -> argparse._SubParsersAction[argparse.ArgumentParser]:
+    """Add the command to `atoll`; -> its actions."""
     data = commands.add_parser("data", help="see what a run trains on", description="See what a run trains on.")
     inner = data.add_subparsers(dest="data_command", required=True, metavar="COMMAND")
     parser = inner.add_parser(
@@ -39,6 +41,7 @@ def add_data_command(commands: argparse._SubParsersAction[argparse.ArgumentParse
     add("--private-urls", action="store_true", help="let the data lie on a server of your own network")
     add("--json", action="store_true", help="print one JSON document")
     parser.set_defaults(run=_preview)
+    return inner
 
 
 def _preview(arguments: argparse.Namespace) -> int:

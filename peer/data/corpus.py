@@ -17,6 +17,8 @@ from peer.data.encode import DocumentEncoder, TextEncoder
 from peer.data.packing import PackedTokens, check_enough, pack_documents
 from peer.data.resident import first_held_out, read_documents, report, split_documents
 from peer.data.segments import SEGMENT_BYTES, SegmentCache, SegmentRule, encoder_id_of
+from peer.data.shareable import SharedText
+from peer.data.shared import SeededShards, SharedSources, SharedWindows, shard_count
 from peer.data.sources import TextSource, list_sources
 from peer.data.streamed import PATIENCE_S, Reading, StreamedSource
 from peer.data.tokenizer import Tokenizer
@@ -35,6 +37,15 @@ _OWN_VALIDATION = "the run's text for validation cannot be read, so this peer va
 
 
 @dataclass(frozen=True, kw_only=True)
+class Sharing:
+    """How this peer shares the run's data out with others: its identity, the run's seed, and the least of a shard."""
+
+    peer_id: str
+    run_seed: int
+    least_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class ReadingOptions:
     """How this machine reads.
 
@@ -46,6 +57,7 @@ class ReadingOptions:
         segment_bytes: of text in a segment.
         hub_headers: sent to the hub, and to no other server.
         private_urls: the run's files may lie on this machine's network.
+        sharing: None: all is read, in an order of this peer's own.
     """
 
     train_files: tuple[str, ...] = ()
@@ -56,6 +68,7 @@ class ReadingOptions:
     segment_bytes: int = SEGMENT_BYTES
     hub_headers: Mapping[str, str]
     private_urls: bool = False
+    sharing: Sharing | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,11 +80,17 @@ class Corpus:
         tokens_digest: the same of the tokens.
     """
 
-    sources: Sequence[WindowSource]
+    sources: Sequence[WindowSource | SharedWindows]
     validation: PackedTokens
     digest: str
     tokens_digest: str
     workers: Workers | None = None
+
+    @property
+    def shared(self) -> SharedSources:
+        """Those of them that peers share out."""
+        shared = {number: one for number, one in enumerate(self.sources) if isinstance(one, SharedWindows)}
+        return SharedSources(shared, len(self.sources))
 
     def close(self) -> None:
         """End the processes that read."""
@@ -130,7 +149,8 @@ class _Opening:
         if workers is not None:
             cache = SegmentCache(options.cache, options.cache_bytes)
             self._reading = Reading(workers, cache, self._encoder_id, spec.sequence_length)
-        self._text = hashing.Hasher()
+        self._text, self._shareable = hashing.Hasher(), SharedText()
+        self._sharing, self._own_files = options.sharing, bool(options.train_files)
 
     def open(
         self, sources: Sequence[TextSource], validating: Sequence[TextSource], least_windows: int
@@ -141,7 +161,7 @@ class _Opening:
             sources: trained on; their held-out documents validate if there are no others.
             validating: the run's sources, of a peer that trains on its own files.
         """
-        trained: list[WindowSource] = []
+        trained: list[WindowSource | SharedWindows] = []
         held_out: list[np.ndarray] = []
         for number, (source, wanted) in enumerate(self._shares(sources)):
             windows, tokens = (self._resident if source.resident else self._streamed)(number, source, wanted)
@@ -157,6 +177,7 @@ class _Opening:
             check_enough("training", alone.windows, least_windows)
         check_enough("validation", validation, 1)
         text = self._text.digest().hex()
+        trained = self._shared_out(trained)
         return Corpus(
             sources=trained, validation=validation, digest=text,
             tokens_digest=hashing.digest(f"{text} {self._encoder_id}".encode()).hex(), workers=self._workers,
@@ -189,16 +210,42 @@ class _Opening:
     def _packed(self, documents: Sequence[str]) -> np.ndarray:
         return pack_documents(documents, self._documents, self._spec.sequence_length).tokens
 
-    def _resident(self, number: int, source: TextSource, wanted: int) -> tuple[WindowSource, list[Any]]:  # noqa: ARG002
+    def _resident(self, number: int, source: TextSource, wanted: int) -> tuple[WindowSource, list[Any]]:
         train, validation = split_documents(read_documents(source), self._spec.validation_fraction)
         for text in train:
             data = text.encode("utf-8", "surrogatepass")
             self._text.update(len(data).to_bytes(8, "big") + data)
+        self._shareable.add(number, train)
         windows = Resident(pack_documents(train, self._documents, self._spec.sequence_length), source.weight)
         held_out = self._packed(validation)[: wanted + 1]
         report(source.name, [], self._documents.left_out)
         self._documents.left_out.clear()
         return windows, [held_out]
+
+    def _shared_out(self, sources: Sequence[WindowSource | SharedWindows]) -> list[WindowSource | SharedWindows]:
+        """The sources in memory as what peers share out, where they do: leased if this is the text of the manifest."""
+        sharing, spec = self._sharing, self._spec
+        shared = spec.shared if spec.shared is not None and spec.shared.digest == self._shareable.digest else None
+        if sharing is None or spec.assignment == "free" or (self._own_files and shared is None):
+            return list(sources)
+        if spec.shared is not None and shared is None:
+            log.warning("this machine's text is not the organiser's: it takes part without leases")
+        found: list[WindowSource | SharedWindows] = []
+        start = 0
+        for number, source in enumerate(sources):
+            if not isinstance(source, Resident):
+                found.append(source)
+                continue
+            windows, length = source.windows, spec.sequence_length
+            shards = shared.shards[number] if shared is not None else shard_count(
+                len(windows), length, spec.shard_sequences, sharing.least_tokens
+            )
+            seeded = SeededShards(sharing.run_seed, sharing.peer_id, shards)
+            found.append(
+                SharedWindows(windows, source.weight, shards, start, seeded, leased=shared is not None)
+            )
+            start += shards
+        return found
 
     def _streamed(self, number: int, source: TextSource, wanted: int) -> tuple[WindowSource, list[Any]]:
         streamed, described = self._stream(number, source)

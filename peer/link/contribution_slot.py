@@ -118,7 +118,7 @@ class ContributionSlot:
         self._wanted = False
         if not self.merged.is_set():
             return
-        self.due = Due(message.sequence, message.tokens, self._store.memory.snapshot)
+        self.due = Due(message.sequence, message.tokens, self._store.memory.snapshot, message.ranges)
         self._due_at = self._store.position
         self.work.set()
 

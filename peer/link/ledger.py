@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from peer.link.messages import Anchor, Snapshot
+from peer.link.shared_data import UsedData
 
 
 class ContributionLedger:
@@ -17,12 +18,14 @@ class ContributionLedger:
         steps: trained since the last contribution that was committed.
         outstanding: the snapshot that was handed over last, until there is a new anchor.
         armed: this process has read the newest anchor, and an agent is there to take a contribution.
+        used: the data that it was trained on; rounds of the first fragment claim it.
     """
 
     def __init__(self, fragments: int = 1) -> None:
         self.steps = 0
         self.outstanding: int | None = None
         self.armed = True
+        self.used = UsedData()
         self._sequence = 0
         self._tokens_in_base = [0] * fragments
         self._sent = 0  # the fragment that was handed over last
@@ -43,13 +46,15 @@ class ContributionLedger:
 
     def mark(self, tokens: int) -> None:
         """The next snapshot is of this moment."""
+        self.used.mark()
         self._marked_steps, self._marked_tokens = self.steps, tokens
 
     def hand_over(self, fragment: int = 0) -> Snapshot:
         """The message with which the marked snapshot is handed over, or once more."""
         self._sequence += 1
         self.outstanding, self._sent = self._sequence, fragment
-        return Snapshot(sequence=self._sequence, tokens=max(1, self.unsent(self._marked_tokens, fragment)))
+        tokens = max(1, self.unsent(self._marked_tokens, fragment))
+        return Snapshot(sequence=self._sequence, tokens=tokens, ranges="" if fragment else self.used.claim)
 
     @property
     def sent(self) -> int | None:
@@ -62,6 +67,8 @@ class ContributionLedger:
 
     def settle_marked(self) -> None:
         """What was trained up to the mark is in the anchor, or will not be sent any more."""
+        if self._sent == 0:
+            self.used.settle()
         self.settle(self._marked_steps, self._marked_tokens)
 
     def settle(self, steps: int, tokens: int) -> None:
@@ -76,6 +83,7 @@ class ContributionLedger:
 
         The steps count: the next contribution is due when it was, and no member of the group waits for it.
         """
+        self.used.drop(marked=self.sent is None)
         for fragment, held in enumerate(self._tokens_in_base):
             kept = self._marked_tokens if fragment == self.sent else held
             self._tokens_in_base[fragment] += tokens - kept

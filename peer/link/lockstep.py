@@ -73,6 +73,7 @@ class LockstepSync(SwarmSync):
         if not 0 <= self.round - self._taken_at <= self._overlap:
             self._gradient.take(self._local.scratch)  # or a step that is skipped would hand it over
             self._drop()
+            self._ledger.used.drop(marked=True)
             self._ledger.settle(self.steps_since_snapshot, self.tokens)
             return
         self._gradient.take(self.memory.snapshot)
@@ -126,6 +127,8 @@ class LockstepSync(SwarmSync):
         contributed = self._ledger.is_in(message)
         self._local.take(message.round)
         if self._ledger.outstanding is not None:
+            if not contributed:
+                self._ledger.used.drop(marked=True)
             self._ledger.settle_marked()
             self.rounds_contributed += contributed
             if not contributed:

@@ -13,6 +13,7 @@ from pydantic import Field, TypeAdapter
 from peer.outer.record import RoundRecord
 from peer.protocol.line_limits import LineLimits
 from peer.protocol.manifest import Digest, Name, Spec
+from peer.protocol.ranges import Range, RangesText
 from peer.protocol.records import PeerRecord
 from peer.protocol.reports import TrainerFigures
 
@@ -97,12 +98,13 @@ class Figures(Spec):
 
 class Snapshot(Spec):
     """The local parameters were copied into the shared snapshot: of the next round's fragment; `tokens` were trained
-    since its last contribution.
+    since its last contribution, on these `ranges` of the run's data.
     """
 
     kind: Literal["snapshot"] = "snapshot"
     sequence: int
     tokens: int
+    ranges: RangesText = ""
 
 
 class WantSnapshot(Spec):
@@ -128,6 +130,27 @@ class Anchor(Spec):
     fragment: int | None = None
     swarm_tokens: int = 0
     steps: int | None = None
+
+
+class DataUse(Spec):
+    """How far the trainer is with the run's data. `open`: what it still has to train; `pending`: what it has trained
+    and no certificate holds; `wanted`: pieces of each source that it wants open; `heard`: number of the last answer.
+    """
+
+    kind: Literal["data_use"] = "data_use"
+    open: tuple[Range, ...] = ()
+    pending: tuple[Range, ...] = ()
+    wanted: tuple[int, ...] = ()
+    heard: int = 0
+
+
+class Leased(Spec):
+    """Pieces of the run's data that this peer has leased, to train after the others, and those that it has lost."""
+
+    kind: Literal["leased"] = "leased"
+    number: int
+    taken: tuple[Range, ...] = ()
+    lost: tuple[Range, ...] = ()
 
 
 class Merged(Spec):
@@ -204,9 +227,10 @@ class Fatal(Spec):
     hint: str = ""
 
 
-ToAgent = Start | Mapped | Progress | Figures | Snapshot | Merged | Save | Stop
+ToAgent = Start | Mapped | Progress | Figures | Snapshot | DataUse | Merged | Save | Stop
 ToTrainer = (
-    Published | TokenizerFetched | WantSnapshot | Anchor | RoundEnded | LivePeers | Notice | Saved | Stopped | Fatal
+    Published | TokenizerFetched | WantSnapshot | Anchor | RoundEnded | LivePeers | Leased | Notice | Saved | Stopped
+    | Fatal
 )
 Message = ToAgent | ToTrainer
 

@@ -17,7 +17,8 @@ from peer.link.ledger import ContributionLedger
 from peer.link.limits import Limits
 from peer.link.local_anchor import LocalAnchor
 from peer.link.memory import SharedState
-from peer.link.messages import Anchor, Merged, Message, Saved, WantSnapshot
+from peer.link.messages import Anchor, Leased, LivePeers, Merged, Message, Saved, WantSnapshot
+from peer.link.shared_data import DataPort, NothingShared
 from peer.link.supervisor import AgentGoneError
 from peer.link.tally import StepReport, TrainingTally
 from peer.link.transfer import Pending
@@ -25,6 +26,7 @@ from peer.outer.policy.regular import Event, Regular
 from peer.system.clock import Clock
 
 log = logging.getLogger(__name__)
+LEASE_WAIT_S = 2.0  # before the first step
 HOPELESS_STEPS = 10  # skipped in a row: parameters that are finite and yield no finite loss
 
 
@@ -41,6 +43,7 @@ class SwarmSync:
         rounds_contributed: rounds that hold a contribution of this process.
         swarm_tokens: of all peers, committed up to the anchor of `round`.
         drops: how often local progress was dropped.
+        data: what this peer reads of the data that peers share out.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class SwarmSync:
         self._reading, self._merging = Pending(), Pending()
         self._resumed = False
         self._bad_steps = self.drops = self._fresh_since = 0
+        self.data: DataPort = NothingShared()
 
     def begin(self, anchor: Anchor) -> None:
         """Take the first anchor of this process: as the local parameters, or after `resume` under the resumed ones."""
@@ -194,6 +198,7 @@ class SwarmSync:
 
     def _count(self, result: StepReport) -> None:
         self._tally.count(result)
+        self._ledger.used.add(self.data.take_used())
         self._ledger.steps += 1
         finite = math.isfinite(result.loss) and math.isfinite(result.grad_norm)
         self._bad_steps = 0 if finite else self._bad_steps + 1
@@ -224,6 +229,23 @@ class SwarmSync:
     def _show_progress(self) -> None:
         if self._tally.report_due():
             self.agent.send(self._tally.report(self._ledger.unsent(self.tokens, self._next.fragment), self._due_in_s))
+            self._show_data()
+
+    def _show_data(self) -> None:
+        if (use := self.data.report(self._ledger.used.pending, self.tokens_per_s)) is not None:
+            self.agent.send(use)
+
+    def share(self, data: DataPort, most_parts: int) -> None:
+        """Share out this data with other peers; returns once a shard is at hand, or LEASE_WAIT_S later.
+
+        Args:
+            most_parts: that one contribution may claim.
+        """
+        self.data, self._ledger.used.most_parts = data, most_parts
+        given_up = time.monotonic() + LEASE_WAIT_S
+        self._show_data()
+        while self.data.waits and time.monotonic() < given_up:
+            self.poll(timeout_s=0.1)
 
     def poll(self, timeout_s: float = 0.0) -> None:
         """Handle every message that has arrived, after waiting at most `timeout_s` for the first."""
@@ -234,7 +256,12 @@ class SwarmSync:
                 self._merge(message)
             elif isinstance(message, WantSnapshot):
                 self._wanted(message)
+            elif isinstance(message, Leased):
+                self.data.hear(message)
+                self._show_data()
             else:
+                if isinstance(message, LivePeers):
+                    self.data.hear(message)
                 if isinstance(message, Saved):  # parameters and outer state are of one round
                     if self._held is not None:
                         self._take_up(self._held)

@@ -52,11 +52,14 @@ class RoundAborted(AtollError):
 
 @dataclass(frozen=True)
 class Due:
-    """A contribution that waits for a round: the snapshot it was taken from and its weight in tokens."""
+    """A contribution that waits for a round: the snapshot it was taken from, its weight in tokens, and the ranges of
+    the run's data that it was trained on (see `peer.protocol.ranges`).
+    """
 
     sequence: int
     tokens: int
     snapshot: Tensor
+    ranges: str = ""
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from pydantic import Field, model_validator
 from peer.errors import ProtocolError
 from peer.protocol.identity import verify
 from peer.protocol.manifest import Digest, PeerIdText, Spec
+from peer.protocol.ranges import ClaimRule, RangesText
 from peer.protocol.records import Count, dump_json
 from peer.protocol.weights import WeightRule
 
@@ -32,11 +33,13 @@ def quorum(members: int) -> int:
 class Member(Spec):
     """One member of a roster: its peer id, and the weight of its contribution in tokens (already capped). `share`:
     where members do not all do the same, cells of the vector that it reduces, or values of a block that it sends.
+    `ranges`: of the data that it claims its contribution was trained on.
     """
 
     peer_id: PeerIdText
     tokens: Annotated[int, Field(ge=1, lt=2**40)]
     share: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    ranges: RangesText = ""
 
 
 def shares_of(roster: Iterable[Member]) -> tuple[int, ...]:
@@ -74,7 +77,7 @@ class Link(Spec):
     @property
     def id(self) -> str:
         """The lineage id that this link leads to."""
-        return hashlib.sha256(b"atoll-link-3" + dump_json(self)).hexdigest()
+        return hashlib.sha256(b"atoll-link-4" + dump_json(self)).hexdigest()
 
     @property
     def weight(self) -> int:
@@ -121,12 +124,14 @@ class RosterLimits:
         min_members, max_members: group size.
         rule: what the members weigh.
         fragment: (rounds before) -> the fragment that a round is of.
+        claims: what members may claim to have trained on.
     """
 
     min_members: int = 1
     max_members: int = 64
     rule: WeightRule = field(default_factory=WeightRule)
     fragment: Callable[[int], int] = field(default=lambda _: 0, repr=False)
+    claims: ClaimRule = field(default_factory=ClaimRule)
 
     def check(self, link: Link, seen: Mapping[str, int]) -> None:
         """Raise ProtocolError when the link's roster is outside, or it is of another fragment than the schedule's.
@@ -138,6 +143,8 @@ class RosterLimits:
             raise ProtocolError(f"round {link.round} is of fragment {link.fragment}; not {self.fragment(link.round)}")
         if not self.min_members <= len(link.roster) <= self.max_members:
             raise ProtocolError(f"round {link.round} has {len(link.roster)} members; the run allows {self}")
+        for member in link.roster:
+            self.claims.check(member.peer_id, member.ranges, link.fragment)
         allowed = self.rule.weigh([(member.peer_id, member.tokens) for member in link.roster], seen)
         for member, tokens in zip(link.roster, allowed, strict=True):
             if member.tokens != tokens:

@@ -30,9 +30,11 @@ from peer.protocol.spec import Spec as Spec
 from peer.protocol.tokenizer_spec import TokenizerSpec as TokenizerSpec
 from peer.protocol.yaml_text import parse_yaml, read_limited
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 MAX_MANIFEST_BYTES = 16 * 1024
 MAX_ROUNDS = 10_000_000  # of a run
+MAX_SHARDS = 1 << 17  # of the data that peers share out
+PARTS = 16  # of a shard
 WORK_BITS, MAX_WORK_BITS = 21, 32  # about a second of one core; more than an hour
 
 # With an owner: without one it is a format, such as `text`, of files in the working directory.
@@ -132,12 +134,35 @@ class SourceSpec(Spec):
         return self
 
 
+class SharedData(Spec):
+    """The data that peers share out, written by `atoll-bootstrap`: a peer that reads other text shares nothing out.
+
+    Attributes:
+        digest: of the text.
+        shards: that each source is cut into; 0 of a source that is streamed.
+        shard_tokens: of one, about.
+    """
+
+    digest: Digest
+    shards: Annotated[tuple[Annotated[int, Field(ge=0, le=MAX_SHARDS)], ...], Field(min_length=1, max_length=16)]
+    shard_tokens: int = Field(ge=1, lt=2**40)
+
+    @model_validator(mode="after")
+    def _not_too_many(self) -> SharedData:
+        if sum(self.shards) > MAX_SHARDS:
+            raise ValueError(f"{sum(self.shards)} shards; at most {MAX_SHARDS}")
+        return self
+
+
 class DataSpec(Spec):
     """The text of the run; a peer may train on its own files instead (setting `train_files`).
 
     A document is for validation, and never trained on, if a hash of its content falls into `validation_fraction`. With
     `document_mask`, no token attends to another document of its sequence. Of conversations the assistant's turns are
     learned, or all of them (`train_on`).
+
+    `assignment`: whether each peer reads everything in an order of its own (`free`), a part that follows from its
+    identity (`seeded`), or shards that it leases, of `shard_sequences` each; what cannot be leased is then seeded.
     """
 
     sources: Annotated[tuple[SourceSpec, ...], Field(min_length=1, max_length=16)] = (SourceSpec(),)
@@ -146,6 +171,9 @@ class DataSpec(Spec):
     validation_tokens: int = Field(default=1_000_000, ge=1024, le=100_000_000)
     document_mask: bool = False
     train_on: Literal["assistant", "all"] = "assistant"
+    assignment: Literal["free", "seeded", "leases"] = "leases"
+    shard_sequences: int | None = Field(default=None, ge=1, le=2**24)
+    shared: SharedData | None = None
 
 
 class InnerSpec(Spec):

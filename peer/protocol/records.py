@@ -25,9 +25,10 @@ from peer.protocol.manifest import (
     check_protocol,
 )
 from peer.protocol.pinning import check_pinned
+from peer.protocol.ranges import RangesText
 
 MAX_RECORD_BYTES = 4096
-MAX_PEER_RECORD_BYTES = 1024  # some 700 with long names and large numbers
+MAX_PEER_RECORD_BYTES = 1280  # some 900 with long names, large numbers and leases
 MAX_LINES = 48  # of which a peer record says how fast they are
 LINE_NAME_CHARS = 4
 SERIAL_BYTES = 8
@@ -52,6 +53,7 @@ class PeerRecord(Spec):
     Attributes:
         serial: grows with each record of a peer, across restarts: an older record never replaces a newer one.
         lines: how fast its lines to others are: ends of peer ids, and letters; see `peer.swarm.gossip.line_meter`.
+        leases: shards of the run's data that it trains on, or has trained on without a certificate so far.
         addresses: where it listens, as multiaddresses without its id; loopback only where it has no other.
         work: solves the puzzle of this identity in this run.
         expires_at: wall-clock seconds; a record in the DHT expires then, neither earlier nor later.
@@ -73,6 +75,7 @@ class PeerRecord(Spec):
     relayed: bool = False  # a client that can be reached through a relay
     addresses: Annotated[tuple[HostText, ...], Field(max_length=MAX_HOST_ADDRESSES)] = ()
     lines: Annotated[str, Field(pattern=r"^([1-9A-HJ-NP-Za-km-z]{4}[A-Z])*$", max_length=5 * MAX_LINES)] = ""
+    leases: RangesText = ""
     bytes_sent: Count = 0
     bytes_received: Count = 0
     seconds_waiting: Seconds = 0.0

@@ -15,13 +15,14 @@ from pydantic import Field, model_validator
 
 from peer.errors import ProtocolError
 from peer.protocol.manifest import MAX_ROUNDS, Digest, PeerIdText, Spec
+from peer.protocol.ranges import RangesText
 from peer.protocol.records import Count, Seconds, dump_json
 
 _HEADER = struct.Struct(">4sB3xI")
 HEADER_BYTES = _HEADER.size
 MAGIC = b"ATL1"
 MAX_MESSAGE_BYTES = 64 * 1024
-MAX_JOIN_BYTES = 600  # sealed
+MAX_JOIN_BYTES = 816  # sealed
 MAX_ROSTER_BYTES = 64 * (2 * MAX_JOIN_BYTES + 4)  # of joins in hexadecimal
 MAX_PAYLOAD_BYTES = 2**31
 MAX_CHUNKS = 2**24  # of a snapshot
@@ -100,6 +101,7 @@ class JoinMessage(Spec):
     speed: Count = 0
     up: Count = 0
     seen: Annotated[str, Field(pattern=r"^[0-9A-Za-z_.-]{0,64}$")] = ""
+    ranges: RangesText = ""
 
 
 class RejectMessage(Spec):

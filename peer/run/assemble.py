@@ -12,8 +12,9 @@ import torch
 from transformers import PreTrainedModel
 
 from peer.data.batches import Batches, DataState
-from peer.data.corpus import Corpus, ReadingOptions, open_corpus
+from peer.data.corpus import Corpus, ReadingOptions, Sharing, open_corpus
 from peer.data.packing import PackedTokens
+from peer.data.shareable import least_shard_tokens
 from peer.data.tokenizer import Tokenizer, load_tokenizer
 from peer.genesis import build_initial_model
 from peer.hub import hub_headers
@@ -108,7 +109,11 @@ def assemble(
     device = first_device(settings)
     tokenizer = load_tokenizer(manifest.tokenizer, settings.output_dir)
     compute = _fitting_compute(settings, plan, tokenizer.vocab_size, device, ranks)
-    text = load_text(settings, manifest, tokenizer, published.peer_id, stopping)
+    sharing = Sharing(
+        peer_id=published.peer_id, run_seed=manifest.seed,
+        least_tokens=least_shard_tokens(manifest, plan.nominal_tokens),
+    )  # fmt: skip
+    text = load_text(settings, manifest, tokenizer, published.peer_id, stopping, sharing)
     model = build_initial_model(manifest, tokenizer)
     resumed = read_resumed(
         settings, manifest, FlatLayout.of(model).numel, recipe.optimizer.num_buffers, kept_beside(recipe)
@@ -201,7 +206,7 @@ def _batches(text: Text, resumed: Resumed | None, sync: SwarmSync, stopping: Cal
 
 def load_text(
     settings: PeerSettings, manifest: RunManifest, tokenizer: Tokenizer, peer_id: str,
-    stopping: Callable[[], bool] = lambda: False,
+    stopping: Callable[[], bool] = lambda: False, sharing: Sharing | None = None,
 ) -> Text:  # fmt: skip
     """The corpus of this peer, open."""
     batch = manifest.inner.batch_sequences
@@ -209,6 +214,7 @@ def load_text(
         train_files=settings.train_files, validates=settings.eval_every_rounds > 0,
         cache=settings.output_dir / "cache" / "segments", cache_bytes=int(settings.data_cache_gb * 1e9),
         workers=settings.data_workers, hub_headers=hub_headers(), private_urls=settings.private_urls,
+        sharing=sharing,
     )  # fmt: skip
     corpus = open_corpus(manifest.data, tokenizer, options, batch, stopping)
     return Text(

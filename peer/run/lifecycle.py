@@ -211,6 +211,7 @@ def _arrive(
     log.info("model of %s parameters is built; fetching the swarm's state", f"{peer.mapped.numel:,}")
     anchor: Anchor = agent.expect(Anchor, STATE_TIMEOUT_S)
     peer.sync.begin(anchor)
+    peer.sync.share(peer.text.corpus.shared, plan.claim_rule.most_parts)
     return peer, anchor
 
 

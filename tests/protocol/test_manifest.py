@@ -41,13 +41,14 @@ def test_every_shipped_manifest_is_valid_and_survives_its_canonical_form(file):
 
 def test_the_run_id_is_the_same_on_every_machine_and_version():
     assert small().canonical() == (
-        b'{"data":{"document_mask":false,"sequence_length":128,"sources":[{"files":[],"kind":"python-stdlib","name":null,"revision":"main",'
+        b'{"data":{"assignment":"leases","document_mask":false,"sequence_length":128,"shard_sequences":null,'
+        b'"shared":null,"sources":[{"files":[],"kind":"python-stdlib","name":null,"revision":"main",'
         b'"split":"train","subset":null,"text_column":"text","weight":1.0}],"train_on":"assistant","validation_fraction":0.05,'
         b'"validation_tokens":1000000},"genesis":null,"inner":{"batch_sequences":8,'
         b'"betas":[0.9,0.95],"decay_fraction":0.2,"eps":1e-08,"learning_rate":0.001,"max_grad_norm":1.0,'
         b'"min_learning_rate_ratio":0.1,"muon_learning_rate_ratio":1.0,"muon_momentum":0.95,"optimizer":null,'
         b'"router_loss":null,"schedule":"cosine","warmup_steps":50,"weight_decay":0.1},"model":{"adapter":null,"architecture":"llama","base":null,"config":{"hidden_size":8},'
-        b'"layout":null,"pretrained":null,"revision":"main","weights":null},"name":"a","protocol":7,"recipe":{"aggregator":null,'
+        b'"layout":null,"pretrained":null,"revision":"main","weights":null},"name":"a","protocol":8,"recipe":{"aggregator":null,'
         b'"allocator":null,"average":null,"compressor":null,"exchange":null,"feedback":null,"local":null,'
         b'"merge":null,"name":"lagoon","outer":null,"outer_learning_rate":null,"outer_momentum":null,'
         b'"payload":null,"schedule":null,"steps_per_round":null,"straggler":null,"topology":null},'

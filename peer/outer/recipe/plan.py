@@ -23,6 +23,7 @@ from peer.outer.state.reduced_update import ReduceFormat
 from peer.outer.state.wire_format import WireFormat
 from peer.outer.topology.topologies import Groups
 from peer.protocol.manifest import RunManifest
+from peer.protocol.ranges import ClaimRule
 from peer.protocol.weights import WeightRule
 
 
@@ -77,6 +78,11 @@ class RunPlan:
     def weight_rule(self) -> WeightRule:
         """What the contributions of a roster weigh."""
         return replace(WeightRule.of(self.manifest.trust, self.nominal_tokens), alike=self.recipe.shares_mean)
+
+    @property
+    def claim_rule(self) -> ClaimRule:
+        """What members may claim to have trained on."""
+        return ClaimRule.of(self.manifest.data.shared, self.nominal_tokens)
 
     @property
     def rate(self) -> Callable[[int], float] | None:

@@ -15,6 +15,7 @@ from peer.explain.journal import RoundJournal
 from peer.link.channel import Channel
 from peer.link.memory import Head, SharedState
 from peer.link.messages import (
+    DataUse,
     Figures,
     LivePeers,
     Mapped,
@@ -36,6 +37,7 @@ from peer.protocol.line_limits import LineLimits
 from peer.protocol.manifest import RunManifest
 from peer.protocol.records import PeerRecord
 from peer.settings import default_nickname
+from peer.swarm.agent.leases import DataLeases
 from peer.swarm.agent.organiser_watch import organiser_left
 from peer.swarm.agent.outer_checkpoint import save_outer_state
 from peer.swarm.agent.recorder import Recorder
@@ -69,6 +71,7 @@ class AgentSession:
     def __init__(self, channel: Channel, memory_descriptor: int, rng: random.Random) -> None:
         self._channel, self._descriptor, self._rng = channel, memory_descriptor, rng
         self._nickname, self._run_id, self._nonce = "", "", 0
+        self._leases: DataLeases | None = None
         self._stop: asyncio.Future[Stop] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> int:
@@ -165,7 +168,9 @@ class AgentSession:
         optimizer = plan.recipe.optimizer.shaped(mapped.shapes, mapped.hidden)
         memory = SharedState(self._descriptor, mapped.numel, mapped.num_buffers, max(fragments.sizes))
         state = OuterState(memory.anchor, memory.buffers, optimizer, fragments, 0, manifest.genesis, plan.rate)
-        history = ChainStore(folder / "history" / manifest.run_id[:16], manifest.genesis)
+        shared = manifest.data.shared
+        shards = shared.shards if shared is not None else ()
+        history = ChainStore(folder / "history" / manifest.run_id[:16], manifest.genesis, shards)
         log.info("run %s, %s", manifest.run_id[:16], plan.in_words())
         if plan.recipe.gossips:
             own = LocalStateStore(memory, state, history, context.node.timing)
@@ -174,6 +179,10 @@ class AgentSession:
         store = StateStore(memory, state, history, context.node.timing)
         # this agent's own chain first: it may restart long after a resume
         resumed = store.restore([history.chain_path, *([Path(mapped.chain_path)] if mapped.chain_path else [])])
+        if shards:
+            node, ids = context.node, (self._run_id, context.node.peer_id)
+            self._leases = DataLeases(ids, shards, lambda: history.coverage, context.directory, self._channel)
+            node.spawn(self._leases.run(node.timing.refresh_period_s))
         return LineageRounds(context, store), resumed
 
     async def _work(self, node: Node, directory: Directory, rounds: AnyRounds, resumed: Head | None) -> None:
@@ -226,6 +235,8 @@ class AgentSession:
                 rounds.slot.on_snapshot(message)
             elif isinstance(message, Merged):
                 rounds.slot.on_merged()
+            elif isinstance(message, DataUse) and self._leases is not None:
+                self._leases.hear(message)
             elif isinstance(message, Save):
                 self._channel.tell(await save_outer_state(rounds, Path(message.path)))
             elif isinstance(message, Stop) and not self._stop.done():
@@ -267,6 +278,7 @@ class AgentSession:
             bytes_sent=traffic.sent,
             bytes_received=traffic.received,
             seconds_waiting=progress.seconds_waiting if progress else 0.0,
+            leases="" if ended or self._leases is None else self._leases.text,
             work=self._nonce,
             expires_at=directory.expiry(),
         )

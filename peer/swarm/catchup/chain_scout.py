@@ -62,7 +62,9 @@ class ChainRules:
         """The rules of a run."""
         manifest, fragment_of = plan.manifest, plan.recipe.fragment_of
         return cls(
-            limits=RosterLimits(manifest.rounds.min_group, manifest.rounds.max_group, plan.weight_rule, fragment_of),
+            limits=RosterLimits(
+                manifest.rounds.min_group, manifest.rounds.max_group, plan.weight_rule, fragment_of, plan.claim_rule
+            ),
             rule=ForkRule.of(manifest.trust), checkpoints=checkpoints, total=manifest.rounds.total, own_id=own_id,
             opened_at=opened_at, round_s=round_s,
         )  # fmt: skip

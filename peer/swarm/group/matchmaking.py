@@ -172,7 +172,7 @@ class Matchmaker:
         position = self._me.position()
         self._invites.behind = None
         self._follower.begin()
-        join, sealed = self._rosters.join(position, due.tokens)
+        join, sealed = self._rosters.join(position, due.tokens, ranges=due.ranges)
         started = self._node.clock()
         if not self.membership.expected():
             await self._directory.refresh()

@@ -16,6 +16,7 @@ from peer.protocol.identity import Identity
 from peer.protocol.identity_work import NO_WORK, IdentityWork
 from peer.protocol.lineage import Member, Position
 from peer.protocol.manifest import RoundSpec, Spec
+from peer.protocol.ranges import ClaimRule
 from peer.protocol.records import dump_json, open_sealed, parse_json, seal
 from peer.protocol.weights import WeightRule
 from peer.protocol.wire import JoinMessage, group_id
@@ -23,7 +24,8 @@ from peer.swarm.group.allotter import Allotter
 
 JOIN_DOMAIN = "join"
 NONCE_BYTES = 8
-_OWN = ("tokens", "nonce", "work", "speed", "up", "seen")  # of a join: what may differ among the members of a round
+# Of a join: what may differ among the members of a round.
+_OWN = ("tokens", "nonce", "work", "speed", "up", "seen", "ranges")
 Joins = list[tuple[str, JoinMessage]]
 
 
@@ -46,6 +48,9 @@ class RosterAuthority:
         seen: in how many rounds of the lineage that this peer is on each peer was.
         work: what the run asks of identities.
         allotter: the fragment that a round is of, and what each member does of it.
+
+    Attributes:
+        claims: what members may claim to have trained on.
     """
 
     def __init__(
@@ -60,6 +65,7 @@ class RosterAuthority:
     ) -> None:
         self._identity, self.run_id, self.rounds = identity, run_id, rounds
         self._rule, self._seen, self._work, self._allotter = rule, seen, work, allotter
+        self.claims = ClaimRule()
         self._fragment = allotter.fragment if allotter is not None else lambda _: 0
 
     def rounds_of(self, peer_id: str) -> int:
@@ -89,12 +95,19 @@ class RosterAuthority:
     def _fresh_seats(self, known: int) -> int:
         return max(1, known // 3, self.rounds.min_group - known)
 
-    def join(self, position: Position, tokens: int, group: str | None = None) -> tuple[JoinMessage, bytes]:
-        """This peer's join for the next round at `position`, and the same sealed; `group`: of the persistent group."""
+    def join(
+        self, position: Position, tokens: int, group: str | None = None, ranges: str = ""
+    ) -> tuple[JoinMessage, bytes]:
+        """This peer's join for the next round at `position`, and the same sealed.
+
+        Args:
+            group: the persistent group that it continues.
+            ranges: of the data that the contribution was trained on.
+        """
         join = JoinMessage(
             run_id=self.run_id, fragment=self._fragment(position.round), round=position.round,
             parent=position.lineage_id, tokens=tokens, group=group,
-            nonce=secrets.token_hex(NONCE_BYTES), work=self._work.nonce,
+            nonce=secrets.token_hex(NONCE_BYTES), work=self._work.nonce, ranges=ranges,
             **(self._allotter.claims(group) if self._allotter is not None else {}),
         )  # fmt: skip
         return join, seal(self._identity, JOIN_DOMAIN, dump_json(join))
@@ -110,6 +123,7 @@ class RosterAuthority:
         if signer != remote or join.run_id != self.run_id:
             raise ProtocolError(f"{remote} handed in a join of {signer} for run {join.run_id[:12]}")
         self._check_work(signer, join)
+        self.claims.check(signer, join.ranges, join.fragment)
         if join.group != group:
             raise ProtocolError(f"{remote} handed in a join for another group")
         elsewhere = join.parent == position.lineage_id and join.round != position.round
@@ -155,6 +169,7 @@ class RosterAuthority:
             raise ProtocolError("members twice or out of order")
         for peer_id, join in joins:
             self._check_work(peer_id, join)
+            self.claims.check(peer_id, join.ranges, join.fragment)
             if join.model_copy(update={name: getattr(mine, name) for name in _OWN}) != mine:
                 raise ProtocolError(f"the join of {peer_id} is for another round")
 
@@ -178,8 +193,8 @@ class RosterAuthority:
         peer_ids = [peer_id for peer_id, _ in joins]
         weights = self._rule.weigh([(peer_id, join.tokens) for peer_id, join in joins], self._seen())
         members = tuple(
-            Member(peer_id=peer_id, tokens=tokens, share=share)
-            for peer_id, tokens, share in zip(peer_ids, weights, shares or [0] * len(joins), strict=True)
+            Member(peer_id=peer_id, tokens=weight, share=share, ranges=join.ranges)
+            for (peer_id, join), weight, share in zip(joins, weights, shares or [0] * len(joins), strict=True)
         )
         index = peer_ids.index(self._identity.peer_id)
         identifier = group_id([join for _, join in joins], peer_ids)

@@ -50,6 +50,7 @@ class LineageRounds(RoundLoop[StateStore]):
         self._rosters = rosters = RosterAuthority(
             node.identity, manifest.run_id, manifest.rounds, rule, lambda: store.history.seen, context.work, allotter
         )
+        rosters.claims = plan.claim_rule
         self._guard = guard_of(node, directory, rosters, recipe, store, self)
         tokens_between = recipe.fewest_steps * manifest.tokens_per_step
         self._matchmaker = Matchmaker(node, directory, rosters, self, recipe.straggler, tokens_between)

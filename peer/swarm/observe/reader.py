@@ -76,6 +76,7 @@ class Visit(NamedTuple):
     node: Node
     manifest: RunManifest
     reader: SwarmReader
+    directory: Directory
 
 
 async def visit_run(address: str, identity_path: Path, run_id: str | None = None) -> Visit:
@@ -102,4 +103,4 @@ async def visit_run(address: str, identity_path: Path, run_id: str | None = None
     directory.follow()
     reader = SwarmReader(node, manifest.run_id, directory, SwarmState(RunPlan.of(manifest).recipe.num_fragments))
     node.spawn(reader.run(), essential=True)
-    return Visit(node, manifest, reader)
+    return Visit(node, manifest, reader, directory)

@@ -102,7 +102,7 @@ class Exchange:
         self._strategy = self._strategies(state.round)
         self._pool.wake(buffers.wire_bytes)
         buffers.opened = min(buffers.opened, self._clock())
-        join, sealed = self._rosters.join(position, due.tokens, persistent.identifier)
+        join, sealed = self._rosters.join(position, due.tokens, persistent.identifier, due.ranges)
         self._send(buffers, persistent, due, state, (Kind.JOIN, sealed))
         waiting = {peer_id: inbox.join for peer_id, inbox in buffers.inboxes.items()}
         joining = asyncio.wait(waiting.values(), timeout=patience_s, return_when=asyncio.FIRST_EXCEPTION)

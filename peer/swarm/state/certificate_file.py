@@ -13,6 +13,7 @@ from pathlib import Path
 
 from peer.errors import ProtocolError
 from peer.protocol.chain import Chain, ChainTally, tally_of
+from peer.protocol.coverage import Coverage
 from peer.protocol.lineage import Certificate
 from peer.protocol.records import dump_json, parse_json
 
@@ -30,13 +31,15 @@ class CertificateFile:
     Args:
         path: of the file; made with the first certificate if it is missing.
         genesis: the id that the first link follows.
+        shards: of each source of the data that peers share out.
 
     Attributes:
-        tally: of all links; not to be changed.
+        tally, coverage: of all links; not to be changed.
     """
 
-    def __init__(self, path: Path, genesis: str) -> None:
+    def __init__(self, path: Path, genesis: str, shards: Sequence[int] = ()) -> None:
         self.path, self._genesis, self.tally = path, genesis, ChainTally()
+        self._shards, self.coverage = shards, Coverage(shards)
         self._ends, self._ids = array("Q", [0]), bytearray()  # of what is written, and of all
         self._newest: dict[int, Certificate] = {}
         self._counting = threading.Lock()
@@ -136,6 +139,7 @@ class CertificateFile:
         self._newest[len(self)] = certificate
         with self._counting:
             self.tally.add([certificate])
+        self.coverage.add(certificate.link)
         self._ids += bytes.fromhex(lineage_id)
         return lineage_id
 
@@ -176,7 +180,7 @@ class CertificateFile:
         Raises:
             OSError: the file is as it was.
         """
-        made, temporary = CertificateFile(self.path, self._genesis), self.path.with_suffix(".tmp")
+        made, temporary = CertificateFile(self.path, self._genesis, self._shards), self.path.with_suffix(".tmp")
         try:
             with temporary.open("wb") as file:
                 for place, (line, lineage_id) in enumerate(self._lines(chain)):
@@ -188,6 +192,7 @@ class CertificateFile:
                 file.flush()
                 os.fsync(file.fileno())
             made.tally = tally_of(chain)
+            made.coverage.add_all(chain if any(self._shards) else ())
             temporary.replace(self.path)
         except OSError:
             temporary.unlink(missing_ok=True)

@@ -14,6 +14,7 @@ from typing import TypeVar
 from peer.outer.compress.base import Payload
 from peer.protocol import hashing
 from peer.protocol.chain import Chain, id_of
+from peer.protocol.coverage import Coverage
 from peer.protocol.lineage import Certificate
 from peer.swarm.state.certificate_file import CertificateFile
 
@@ -30,14 +31,15 @@ class ChainStore:
     Args:
         folder: where updates, chain and snapshot files live; created if missing.
         genesis: lineage id 0.
+        shards: of each source of the data that peers share out.
     """
 
-    def __init__(self, folder: Path, genesis: str) -> None:
-        self.folder, self.genesis = folder, genesis
+    def __init__(self, folder: Path, genesis: str, shards: Sequence[int] = ()) -> None:
+        self.folder, self.genesis, self._shards = folder, genesis, shards
         self._whole: set[str] = set()  # digests of the updates that this process has written or read
         self._reading = threading.Lock()  # one file at a time, and each once
         folder.mkdir(parents=True, exist_ok=True)
-        self._file = CertificateFile(self.chain_path, genesis)
+        self._file = CertificateFile(self.chain_path, genesis, shards)
 
     @property
     def chain_path(self) -> Path:
@@ -68,9 +70,14 @@ class ChainStore:
         """The tokens of each peer in them."""
         return self._file.tally.tokens
 
+    @property
+    def coverage(self) -> Coverage:
+        """What of the run's data was trained on."""
+        return self._file.coverage
+
     def load(self, path: Path, lineage_id: str) -> bool:
         """Take the chain in `path` up to `lineage_id`; False when it does not lead there."""
-        file = CertificateFile(path, self.genesis)
+        file = CertificateFile(path, self.genesis, self._shards)
         found = file.load(lineage_id)
         if found:
             self._take(file)
@@ -78,7 +85,7 @@ class ChainStore:
 
     def load_all(self) -> None:
         """Take all of the chain that this folder holds, as far as its links follow each other."""
-        file = CertificateFile(self.chain_path, self.genesis)
+        file = CertificateFile(self.chain_path, self.genesis, self._shards)
         file.load()
         self._take(file)
 

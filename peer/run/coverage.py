@@ -1,0 +1,136 @@
+"""`atoll data coverage`: what of a run's data was trained on, by its certified chain."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import logging
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from peer.errors import UserError
+from peer.system.exit_signals import exiting_on_signals
+from peer.system.output_files import named_path, replace_file
+
+if TYPE_CHECKING:
+    from peer.protocol.coverage import Coverage
+    from peer.protocol.manifest import RunManifest
+
+INTERRUPTED = 130
+DESCRIPTION = """\
+What of a run's data was trained on once, more often and never, in which epoch, and what each peer claims to have read:
+by the certified chain, from the output folder of a peer or from a run that is under way. A claim is its peer's own; the
+chain proves who made it, not that it is true."""
+
+EPILOG = """\
+examples:
+  atoll data coverage runs/peer
+  atoll data coverage /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW... --picture coverage.png
+  atoll data coverage runs/peer --json > coverage.json"""
+
+
+def add_coverage_command(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the action to `atoll data`."""
+    parser = actions.add_parser(
+        "coverage", help="what of the data was trained on, by the chain", description=DESCRIPTION, epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    add = parser.add_argument
+    add("source", metavar="RUN-FOLDER|MULTIADDR", help="a peer's --output-dir, or the address of a bootstrap or peer")
+    add("--run-id", metavar="ID", help="of several runs this one")
+    add("--picture", type=named_path, metavar="FILE", help="draw it as a PNG, too")
+    add("--json", action="store_true", help="print one JSON document")
+    parser.set_defaults(run=_coverage)
+
+
+def _coverage(arguments: argparse.Namespace) -> int:
+    with exiting_on_signals(INTERRUPTED):
+        from peer.run.coverage_picture import draw_coverage
+
+    read = _of_address if arguments.source.startswith("/") and "/p2p/" in arguments.source else _of_folder
+    manifest, rounds, coverage = read(arguments.source, arguments.run_id)
+    if not coverage.sources:
+        raise UserError(
+            f"the peers of run {manifest.name} lease no data from each other, so its chain does not say what was read",
+            "data.assignment: leases does that, where the data is on every machine (see docs/data.md)",
+        )
+    document = {"run": manifest.name, "run_id": manifest.run_id, "rounds": rounds, **coverage.document()}
+    if arguments.picture is not None:
+        try:
+            replace_file(arguments.picture, draw_coverage(coverage, f"{manifest.name}, round {rounds}"))
+        except OSError as error:
+            raise UserError(f"cannot write {arguments.picture}: {error.strerror}", "name another file") from None
+    print(json.dumps(document, indent=2) if arguments.json else in_words(document))
+    return 0
+
+
+def in_words(document: dict[str, Any]) -> str:
+    """Some lines for a terminal."""
+    per_shard = document["parts_of_a_shard"]
+    lines = [f"{document['run']}: {document['rounds']:,} rounds"]
+    for number, source in enumerate(document["sources"]):
+        lines.append(f"source {number + 1}: {source['shards']:,} shards" + ("" if source["shards"] else ", not leased"))
+        for one in source["epochs"] if source["shards"] else ():
+            once, more, never = (one[f"parts_{how}"] / per_shard for how in ("once", "twice_or_more", "never"))
+            lines.append(
+                f"  epoch {one['epoch']}: {one['share_covered']:.1%} trained on; {once:,.1f} shards once, {more:,.1f} "
+                f"more often, {never:,.1f} never; {one['share_read_twice']:.2%} of what was read had been read before"
+            )
+    lines += [
+        f"  {peer_id}: {one['parts'] / per_shard:,.1f} shards, {one['again'] / per_shard:,.1f} of them read before"
+        + (f", {one['refused'] / per_shard:,.1f} more that are not believed" if one["refused"] else "")
+        for peer_id, one in document["peers"].items()
+    ]
+    return "\n".join(lines)
+
+
+def _of_folder(source: str, run_id: str | None) -> tuple[RunManifest, int, Coverage]:
+    from peer.protocol.manifest import MAX_MANIFEST_BYTES, parse_manifest
+    from peer.protocol.yaml_text import read_limited
+    from peer.run.resume import CHECKPOINTS
+    from peer.run.run_file import RUN_FILE
+    from peer.swarm.state.certificate_file import CertificateFile
+
+    chains = Path(source).glob(f"history/{(run_id or '')[:16]}*/chain.jsonl")
+    found = sorted(chains, key=lambda path: path.stat().st_mtime)
+    if not found:
+        raise UserError(f"{source}: no chain of a run", "name the --output-dir of a peer that has made a round")
+    path = found[-1]
+    kept = Path(source) / CHECKPOINTS / path.parent.name / RUN_FILE
+    hint = "name the --output-dir of a peer, or the address of the run"
+    manifest = parse_manifest(read_limited(kept, MAX_MANIFEST_BYTES, "manifest of the run", hint), str(kept))
+    shared = manifest.data.shared
+    chain = CertificateFile(path, manifest.genesis or "", shared.shards if shared is not None else ())
+    chain.load()
+    return manifest, len(chain), chain.coverage
+
+
+def _of_address(source: str, run_id: str | None) -> tuple[RunManifest, int, Coverage]:
+    from peer.protocol.address import parse_peer_address
+    from peer.swarm.net.socket_folder import open_socket_folder
+    from peer.system.preflight import check_reachable
+
+    address = parse_peer_address(source)
+    open_socket_folder()
+    check_reachable([address])
+    logging.basicConfig(level=logging.CRITICAL)
+    with tempfile.TemporaryDirectory(prefix="atoll-coverage-") as folder:
+        return asyncio.run(_visit(str(address), Path(folder) / "identity.key", run_id))
+
+
+async def _visit(address: str, identity: Path, run_id: str | None) -> tuple[RunManifest, int, Coverage]:
+    from peer.swarm.observe.chain_reader import coverage_of_run
+    from peer.swarm.observe.reader import visit_run
+    from peer.swarm.runtime.tasks import end_on_signals, hush_foreign_noise
+
+    end_on_signals()
+    asyncio.get_running_loop().set_exception_handler(hush_foreign_noise)
+    visit = await visit_run(address, identity, run_id)
+    try:
+        return visit.manifest, *await coverage_of_run(visit.node, visit.manifest, visit.directory)
+    finally:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(visit.node.close(), visit.node.timing.close_timeout_s)

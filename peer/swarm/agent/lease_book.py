@@ -1,0 +1,179 @@
+"""Which shards of one source a peer trains on next: what is free by the chain and by the leases of others. No I/O."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
+from itertools import islice
+
+import numpy as np
+import numpy.typing as npt
+
+from peer.protocol.coverage import EpochCoverage, SourceCoverage
+from peer.protocol.manifest import PARTS
+from peer.protocol.ranges import MAX_LEASED, Range
+
+PATIENCE_S = 600.0
+Shard = tuple[int, int]
+"""(epoch, shard)."""
+Mask = npt.NDArray[np.bool_]
+
+
+def shards_of(ranges: Iterable[Range]) -> Iterable[Shard]:
+    """One by one."""
+    return ((one.epoch, shard) for one in ranges for shard in range(one.first, one.end))
+
+
+class SeenLeases:
+    """What the records of peers say, of one source: of each record the first MAX_LEASED shards, whatever it says.
+
+    Args:
+        leases: of each peer, in shards of the source.
+    """
+
+    def __init__(self, shards: int, leases: Mapping[str, Iterable[Range]]) -> None:
+        self._shards, self._masks = shards, dict[int, Mask]()
+        self.holders: dict[Shard, list[str]] = {}
+        for peer_id, ranges in leases.items():
+            for shard in islice(shards_of(ranges), MAX_LEASED):
+                self.holders.setdefault(shard, []).append(peer_id)
+
+    def mask(self, epoch: int) -> Mask:
+        """Of each shard, whether a peer holds it; not to be changed."""
+        if epoch not in self._masks:
+            mask = self._masks[epoch] = np.zeros(self._shards, dtype=np.bool_)
+            mask[[shard for of, shard in self.holders if of == epoch]] = True
+        return self._masks[epoch]
+
+
+class LeaseBook:
+    """The shards that one peer holds. Of two leases of one shard the one with the lower hash stands.
+
+    A peer goes on with the next shard as long as that is free, so that what it holds is one range; otherwise it begins
+    somewhere in the longest row of free ones. Where all of an epoch are taken, one that has not advanced for a while is
+    taken over, whatever its holder's record says; and the next epoch begins.
+
+    Args:
+        coverage: of the source, by the chain as it is now.
+        patience_s: without a certified part, after which a lease is not believed.
+    """
+
+    def __init__(
+        self, run_id: str, own_id: str, coverage: Callable[[], SourceCoverage], patience_s: float = PATIENCE_S
+    ) -> None:
+        self._run_id, self._own_id, self._coverage, self._patience_s = run_id, own_id, coverage, patience_s
+        self._given: dict[Shard, tuple[Range, int]] = {}
+        self._open: dict[Shard, Range] = {}
+        self._pending: set[Shard] = set()
+        self._ignored: dict[Shard, frozenset[str]] = {}  # holders of what was taken over
+        self._waited: dict[Shard, tuple[float, int]] = {}
+        self._last: Shard = (-1, -1)
+
+    def hear(self, open: Iterable[Range], pending: Iterable[Range], heard: int) -> None:
+        """What the trainer says: pieces that it has still to train, parts that no certificate holds, and the number of
+        the last answer that it knows.
+        """
+        self._open = {(piece.epoch, piece.shard): piece for piece in open}
+        self._pending = {
+            (one.epoch, shard) for one in pending for shard in range(one.first // PARTS, -(-one.end // PARTS))
+        }
+        self._given = {shard: given for shard, given in self._given.items() if given[1] > heard}
+
+    @property
+    def _pieces(self) -> dict[Shard, Range]:
+        return self._open | {shard: piece for shard, (piece, _) in self._given.items()}
+
+    @property
+    def leases(self) -> list[Range]:
+        """What this peer's record says, in shards."""
+        return [Range(epoch, shard, shard + 1) for epoch, shard in sorted(self._pending | self._pieces.keys())]
+
+    def update(self, seen: SeenLeases, wanted: int, number: int, now: float) -> tuple[list[Range], list[Range]]:
+        """(pieces that are taken now, pieces that are lost), in parts.
+
+        Args:
+            seen: of all other peers; what it says of this one is passed over.
+            wanted: pieces that should be open.
+            number: of the answer that tells the trainer of them.
+            now: seconds.
+        """
+        lost = [piece for shard, piece in self._pieces.items() if self._loses(shard, seen)]
+        for shard in [(piece.epoch, piece.shard) for piece in lost]:
+            self._open.pop(shard, None)
+            self._given.pop(shard, None)
+        taken: list[Range] = []
+        while len(self._pieces) < wanted and len(self._pieces.keys() | self._pending) < MAX_LEASED:
+            if (piece := self._pick(seen, now)) is None:
+                break
+            self._last = (piece.epoch, piece.shard)
+            self._given[self._last] = (piece, number)
+            taken.append(piece)
+        self._ignored = {shard: holders for shard, holders in self._ignored.items() if shard in self._pieces}
+        return taken, lost
+
+    def _loses(self, shard: Shard, seen: SeenLeases) -> bool:
+        epoch = self._coverage().epochs.get(shard[0])
+        if epoch is not None and epoch.done[shard[1]]:
+            return True
+        rivals = (peer_id for peer_id in seen.holders.get(shard, ()) if peer_id not in self._ignored.get(shard, ()))
+        own = rank(self._run_id, shard, self._own_id)
+        return any(rank(self._run_id, shard, peer_id) < own for peer_id in rivals)
+
+    def _pick(self, seen: SeenLeases, now: float) -> Range | None:
+        source = self._coverage()
+        for epoch, covered in (*sorted(source.epochs.items()), (source.newest + 1, None)):
+            if covered is None and not source.may_begin(epoch):
+                return None
+            done = covered.done if covered is not None else np.zeros(source.shards, dtype=np.bool_)
+            if done.all():
+                continue
+            mine = np.zeros(source.shards, dtype=np.bool_)
+            mine[[shard for of, shard in self._pieces.keys() | self._pending if of == epoch]] = True
+            free = ~(done | seen.mask(epoch) | mine)
+            shard = self._place(epoch, free) if free.any() else None
+            if shard is None and covered is not None:
+                shard = self._overdue(epoch, covered, seen, np.flatnonzero(~(done | mine)), now)
+            if shard is not None:
+                first, end = (covered.missing(shard) if covered is not None else None) or whole(shard)
+                return Range(epoch, first, end)
+        return None
+
+    def _place(self, epoch: int, free: Mask) -> int:
+        after = self._last[1] + 1
+        if self._last[0] == epoch and after < len(free) and free[after]:
+            return after
+        edges = np.flatnonzero(np.diff(np.concatenate([[False], free, [False]])))
+        starts, lengths = edges[::2], edges[1::2] - edges[::2]
+        longest = int(lengths.argmax())
+        start, length = int(starts[longest]), int(lengths[longest])
+        return start + int.from_bytes(rank(self._run_id, (epoch, start), self._own_id)[:8], "big") % length
+
+    def _overdue(
+        self, epoch: int, covered: EpochCoverage, seen: SeenLeases, shards: npt.NDArray[np.int64], now: float
+    ) -> int | None:
+        """One whose holder has advanced nothing for a while; not the same one for all who look for one."""
+        before, overdue = self._waited, []
+        self._waited = {}
+        for shard in map(int, shards):
+            key, parts = (epoch, shard), int(np.count_nonzero(covered.counts[slice(*whole(shard))]))
+            since, then = before.get(key, (now, parts))
+            self._waited[key] = (since, then) if then == parts else (now, parts)
+            if then == parts and now - since >= self._patience_s:
+                overdue.append(key)
+        if not overdue:
+            return None
+        chosen = min(overdue, key=lambda key: rank(self._run_id, key, self._own_id))
+        self._ignored[chosen] = frozenset(seen.holders.get(chosen, ()))
+        return chosen[1]
+
+
+def whole(shard: int) -> tuple[int, int]:
+    """The parts of a shard, as [first, end)."""
+    return shard * PARTS, (shard + 1) * PARTS
+
+
+@lru_cache(maxsize=1 << 14)
+def rank(run_id: str, shard: Shard, peer_id: str) -> bytes:
+    """Of two leases of a shard the lower one stands."""
+    return hashlib.sha256(f"atoll-lease-1 {run_id} {shard[0]} {shard[1]} {peer_id}".encode()).digest()

@@ -1,0 +1,164 @@
+"""Text that peers share out: every window of a shard once, in one order on all peers; disjoint without leases."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from peer.data.batches import Batches
+from peer.data.packing import PackedTokens
+from peer.data.shared import AHEAD_S, SeededShards, SharedSources, SharedWindows, shard_count
+from peer.link.messages import Leased, LivePeers
+from peer.protocol.manifest import PARTS
+from peer.protocol.ranges import Range, joined
+from peer.protocol.records import PeerRecord
+
+LENGTH = 4
+PEERS = [f"peer{index}" for index in range(8)]
+
+
+def source(
+    windows: int = 100, shards: int = 5, start: int = 0, peer_id: str = "a", *, leased: bool = True
+) -> SharedWindows:
+    packed = PackedTokens(np.arange(windows * LENGTH + 1, dtype=np.uint16), LENGTH)
+    return SharedWindows(packed, 1.0, shards, start, SeededShards(3, peer_id, shards), leased=leased)
+
+
+def firsts(shared: SharedWindows, count: int) -> list[int]:
+    return [int(row[0]) // LENGTH for row in shared.take(count)]
+
+
+def shard(number: int, epoch: int = 0) -> Range:
+    return Range(epoch, number * PARTS, (number + 1) * PARTS)
+
+
+def test_a_leased_shard_is_read_whole_and_its_parts_are_used_as_they_end() -> None:
+    shared = source()
+    shared.hear([shard(3), shard(1)], [])
+    assert shared.open == [shard(3), shard(1)]
+    rows = firsts(shared, 5)
+    assert shared.used == [Range(0, 3 * PARTS, 3 * PARTS + 4)]
+    rows += firsts(shared, 15)
+    assert sorted(rows) == list(range(60, 80))
+    assert rows != sorted(rows)
+    assert joined(shared.used) == [shard(3)]
+    assert (shared.open, shared.unleased) == ([shard(1)], 0)
+
+
+def test_a_shard_that_is_taken_over_continues_where_the_chain_shows() -> None:
+    one, other = source(peer_id="a"), source(peer_id="b")
+    one.hear([shard(2)], [])
+    read = firsts(one, 13)
+    reached = one.used[-1].end
+    assert reached == 2 * PARTS + 10
+    other.hear([Range(0, reached, 3 * PARTS)], [])
+    rest = firsts(other, 7)
+    assert Counter(read + rest) == Counter(range(40, 60))
+    assert other.used == [Range(0, reached, 3 * PARTS)]
+    one.hear([], [shard(2)])  # the chain, or another lease, says so
+    assert (one.open, one.place) == ([], (0, 0, 0))
+
+
+@pytest.mark.parametrize(("windows", "shards"), [(3, 1), (7, 3), (100, 100), (333, 10)])
+def test_every_window_is_read_once_whatever_the_sizes(windows: int, shards: int) -> None:
+    shared = source(windows, shards)
+    shared.hear([Range(0, 0, 1), Range(0, 1, PARTS), *(shard(number) for number in range(1, shards))], [])
+    assert sorted(firsts(shared, windows)) == list(range(windows))
+    shared.hear([shard(0, epoch=1)], [])
+    firsts(shared, 1)
+    assert joined(one for one in shared.used if one.epoch == 0) == [Range(0, 0, shards * PARTS)]
+    assert shared.unleased == 0
+
+
+def test_no_step_waits_for_a_lease() -> None:
+    shared = source()
+    assert len(firsts(shared, 3)) == 3
+    assert 2 <= shared.unleased <= 3  # a sixteenth of a shard each: 1 or 2 windows
+    shared.hear([shard(4)], [])
+    rows = firsts(shared, 20)
+    assert set(range(80, 100)) <= {*rows, *firsts(shared, 2)}
+    assert shared.unleased <= 5
+
+
+def test_pieces_are_taken_ahead_in_proportion_to_the_pace() -> None:
+    shared = source(windows=1000, shards=10)
+    assert shared.wanted(0.0) == 2
+    tokens = 1000 * LENGTH / 10
+    assert shared.wanted(3.01 * tokens / AHEAD_S) == 5
+    assert shared.wanted(1e9) == 8
+
+
+def test_the_second_source_of_a_run_counts_from_the_end_of_the_first() -> None:
+    shared = source(start=5)
+    sources = SharedSources({1: shared}, 2)
+    assert sources.waits
+    sources.hear(Leased(number=4, taken=(shard(0), shard(6)), lost=()))
+    assert not sources.waits
+    assert sorted(firsts(shared, 20)) == list(range(20, 40))
+    assert joined(sources.take_used()) == [shard(6)]
+    assert sources.take_used() == []
+    use = sources.report([shard(6)], 0.0)
+    assert use is not None
+    assert (use.open, use.pending, use.wanted, use.heard) == ((), (shard(6),), (0, 2), 4)
+    assert SharedSources({0: source(leased=False)}, 1).report([], 0.0) is None
+
+
+def seeded(peers: list[str], shards: int = 997) -> list[list[tuple[int, int]]]:
+    """Of each peer the shards of its first epoch."""
+    found = []
+    for peer_id in peers:
+        own = SeededShards(3, peer_id, shards)
+        own.peers = tuple(peers)
+        taken = [own.next()]
+        while (following := own.next())[0] == 0:
+            taken.append(following)
+        found.append(taken)
+    return found
+
+
+def test_seeded_peers_that_see_each_other_read_disjoint_parts_of_everything() -> None:
+    found = seeded(PEERS)
+    assert Counter(shard for own in found for _, shard in own) == Counter(range(997))
+    assert min(map(len, found)) > 997 / 8 / 4
+    before, after = map(dict, (zip(PEERS, found, strict=True), zip(PEERS[:7], seeded(PEERS[:7]), strict=True)))
+    assert all(set(before[peer_id]) <= set(after[peer_id]) for peer_id in PEERS[:7])  # those of the one that left join
+
+
+def test_more_peers_than_shards_read_nevertheless() -> None:
+    assert all(own for own in seeded(PEERS, shards=2))
+
+
+def test_a_seeded_source_learns_of_others_and_claims_nothing() -> None:
+    shared = source(windows=997, shards=997, peer_id=PEERS[0], leased=False)
+    sources = SharedSources({0: shared}, 1)
+    record = PeerRecord(
+        run_id="0" * 64, nickname="x", state="training", round=0, lineage_id="0" * 64, lineage_weight=0, expires_at=1.0
+    )
+    sources.hear(LivePeers(peers=dict.fromkeys(PEERS, record)))
+    own = len(seeded(PEERS)[0])
+    assert len(set(firsts(shared, own))) == own < 997 / 3
+    assert (shared.unleased, sources.waits) == (0, False)
+
+
+def test_batches_take_shared_windows_and_say_where_they_are() -> None:
+    shared = source()
+    shared.hear([shard(3), shard(1)], [])
+    batches = Batches([shared], 10, seed=1)
+    rows = [int(row[0]) // LENGTH for _ in range(4) for row in next(batches)[0]]
+    assert Counter(rows) == Counter([*range(60, 80), *range(20, 40)])
+    shared.hear([shard(2)], [])
+    _, state = next(batches)
+    place = state.sources[0].lanes[0]
+    assert (place.turn, place.cursor, place.position) == (0, 2, 10)
+
+
+def test_a_shard_is_about_a_million_tokens_but_64_make_a_small_corpus() -> None:
+    million = 1 << 20
+    assert shard_count(1000 * million // 128, 128, None, 1024) == 1000
+    assert shard_count(6_400, 128, None, 1024) == 64
+    assert shard_count(6_400, 128, None, 128 * 640) == 10  # a shard is a quarter of a contribution
+    assert shard_count(6_400, 128, 32, 128 * 640) == 200
+    assert shard_count(3, 128, None, 1024) == 1
+    assert shard_count(2**40, 8, 1, 8) == 1 << 17

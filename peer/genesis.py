@@ -122,9 +122,11 @@ def main() -> None:
 
 
 def _shared_data(manifest: RunManifest, tokenizer: Tokenizer) -> SharedData | None:
-    """The text that peers lease from each other; without a chain that says what is done there is none."""
-    plan = RunPlan.of(manifest)
-    if manifest.data.assignment != "leases" or plan.recipe.gossips:
+    """The text that peers lease from each other, unless the organiser's file says it; none without a chain that shows
+    what is done, or of a script that reads its own.
+    """
+    plan, data = RunPlan.of(manifest), manifest.data
+    if data.assignment != "leases" or data.shared is not None or plan.recipe.gossips or manifest.model.of_a_script:
         return None
     return shared_data(manifest, tokenizer, plan.nominal_tokens)
 

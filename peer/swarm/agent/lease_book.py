@@ -116,8 +116,9 @@ class LeaseBook:
         epoch = self._coverage().epochs.get(shard[0])
         if epoch is not None and epoch.done[shard[1]]:
             return True
-        rivals = (peer_id for peer_id in seen.holders.get(shard, ()) if peer_id not in self._ignored.get(shard, ()))
-        own = rank(self._run_id, shard, self._own_id)
+        passed_over = {self._own_id, *self._ignored.get(shard, ())}
+        rivals = [peer_id for peer_id in seen.holders.get(shard, ()) if peer_id not in passed_over]
+        own = rank(self._run_id, shard, self._own_id) if rivals else b""
         return any(rank(self._run_id, shard, peer_id) < own for peer_id in rivals)
 
     def _pick(self, seen: SeenLeases, now: float) -> Range | None:

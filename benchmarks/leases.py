@@ -12,6 +12,7 @@ from peer.protocol.coverage import SourceCoverage
 from peer.protocol.manifest import PARTS
 from peer.protocol.ranges import MAX_LEASED, Range, joined, write_ranges
 from peer.swarm.agent.lease_book import LeaseBook, SeenLeases, whole
+from peer.swarm.runtime.timing import STANDARD
 
 NAME = "leases"
 ABOUT = "An epoch of shards that home computers lease from each other, each with the code of production"
@@ -74,7 +75,7 @@ class LeaseSwarm:
     def _peer(self, name: str, seed: int) -> Peer:
         tokens_per_s = SLOWEST * (FASTEST / SLOWEST) ** self._rng.random()
         return Peer(
-            LeaseBook(str(seed), name, lambda: self.chain), tokens_per_s * PARTS / SHARD_TOKENS,
+            LeaseBook(str(seed), name, lambda: self.chain, STANDARD.lease_s), tokens_per_s * PARTS / SHARD_TOKENS,
             self._rng.random() < ONLINE_S / (ONLINE_S + OFFLINE_S), self._rng.expovariate(1 / ONLINE_S),
             self._rng.uniform(0, ROUND_S),
         )  # fmt: skip

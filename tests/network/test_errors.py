@@ -111,7 +111,7 @@ BOOTSTRAP = {
         line="<here>/run.yaml", files={"run.yaml": SMALL + "\nseed: 4\n"}, says=("the key 'seed' is there twice",)),
     "folder of this machine as the model": Case(
         line="<here>/run.yaml", files={"run.yaml": "name: a\nmodel: {pretrained: ./tiny}"},
-        says=("model.pretrained='./tiny'", "other peers cannot read a folder of this machine")),
+        says=("/tiny: holds no model: config.json and weights in safetensors are needed", "save_pretrained")),
     "folder of a tokenizer that is absent": Case(
         line="<here>/run.yaml", files={"run.yaml": SMALL + "tokenizer: {kind: folder, name: /proc/words}"},
         says=("tokenizer.name=/proc/words: no such folder", "atoll tokenizer train")),

@@ -14,7 +14,6 @@ from peer.protocol.coverage import EpochCoverage, SourceCoverage
 from peer.protocol.manifest import PARTS
 from peer.protocol.ranges import MAX_LEASED, Range
 
-PATIENCE_S = 600.0
 Shard = tuple[int, int]
 """(epoch, shard)."""
 Mask = npt.NDArray[np.bool_]
@@ -60,7 +59,7 @@ class LeaseBook:
     """
 
     def __init__(
-        self, run_id: str, own_id: str, coverage: Callable[[], SourceCoverage], patience_s: float = PATIENCE_S
+        self, run_id: str, own_id: str, coverage: Callable[[], SourceCoverage], patience_s: float
     ) -> None:
         self._run_id, self._own_id, self._coverage, self._patience_s = run_id, own_id, coverage, patience_s
         self._given: dict[Shard, tuple[Range, int]] = {}

@@ -16,7 +16,7 @@ from peer.protocol.coverage import Coverage
 from peer.protocol.manifest import PARTS
 from peer.protocol.ranges import MAX_RANGES, Range, joined, read_ranges, write_ranges
 from peer.protocol.records import PeerRecord
-from peer.swarm.agent.lease_book import PATIENCE_S, LeaseBook, SeenLeases
+from peer.swarm.agent.lease_book import LeaseBook, SeenLeases
 from peer.system.clock import Clock
 
 
@@ -36,12 +36,13 @@ class DataLeases:
         shards: of each source.
         coverage: by the chain as it is now.
         directory: the records of other peers, and who publishes this peer's.
+        patience_s: see `LeaseBook`.
         clock: monotonic seconds.
     """
 
     def __init__(
         self, ids: tuple[str, str], shards: Sequence[int], coverage: Callable[[], Coverage], directory: Records,
-        trainer: TrainerLink, patience_s: float = PATIENCE_S, clock: Clock = time.monotonic,
+        trainer: TrainerLink, patience_s: float, clock: Clock = time.monotonic,
     ) -> None:  # fmt: skip
         self._shards, self._directory, self._trainer, self._clock = shards, directory, trainer, clock
         self._starts = [0, *accumulate(shards)]

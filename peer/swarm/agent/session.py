@@ -181,7 +181,9 @@ class AgentSession:
         resumed = store.restore([history.chain_path, *([Path(mapped.chain_path)] if mapped.chain_path else [])])
         if shards:
             node, ids = context.node, (self._run_id, context.node.peer_id)
-            self._leases = DataLeases(ids, shards, lambda: history.coverage, context.directory, self._channel)
+            self._leases = DataLeases(
+                ids, shards, lambda: history.coverage, context.directory, self._channel, node.timing.lease_s
+            )
             node.spawn(self._leases.run(node.timing.refresh_period_s))
         return LineageRounds(context, store), resumed
 

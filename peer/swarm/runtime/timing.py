@@ -90,6 +90,7 @@ class Timing:
     checkpoint_period_s: float = _lasts(5.0, "between two reads of the checkpoints in the DHT")
     busy_period_s: float = _lasts(5.0, "between two words of a donor that it still writes its snapshot")
     writing_s: float = _lasts(120.0, "for a donor to write its snapshot: gigabytes, while its rounds go first")
+    lease_s: float = _lasts(600.0, "without a certified part of leased data before another peer may take it over")
     tokenizer_patience_s: float = _lasts(60.0, "without a donor of the tokenizer's next file before a newcomer ends")
     watch_period_s: float = _lasts(0.25, "between two looks for a slow donor")
     slow_floor_s: float = _lasts(2.0, "that any donor may take for a chunk, however fast the others are")

@@ -19,10 +19,11 @@ from tests.network.harness import TestSwarm
 from tests.network.members import Member
 from tests.network.processes import run
 
-SHARDS, WINDOWS, LENGTH, BATCH, STEPS = 200, 16, 8, 4, 5
+SHARDS, WINDOWS, LENGTH, BATCH, STEPS = 200, 64, 8, 4, 5  # a shard lasts some rounds: leases are known by then
 SHARED = f"shared: {{digest: '{'a' * 64}', shards: [{SHARDS}], shard_tokens: {WINDOWS * LENGTH}}}"
 MOST_PARTS = ClaimRule(shards=(SHARDS,), most_parts=2 + 2 * STEPS * BATCH).most_parts
 KILLS = 6
+LAST_PARTS = KILLS * STEPS * BATCH * PARTS // WINDOWS  # that the victims trained and no round held
 
 
 @dataclass
@@ -78,14 +79,16 @@ def test_two_peers_read_different_shards_and_the_chain_says_which(make_swarm: Ca
     assert one.source.unleased == 0
     found = coverage_of(swarm.bootstraps[-1].address)
     (epoch,) = found["sources"][0]["epochs"]
-    assert epoch["parts_once"] >= 4 * 2 * STEPS * BATCH * PARTS // WINDOWS - 4 * PARTS
+    assert epoch["parts_once"] >= 4 * 2 * STEPS * BATCH * PARTS // WINDOWS * 3 // 5  # of four rounds
     assert epoch["parts_twice_or_more"] == 0
     assert set(found["peers"]) == {one.peer_id, two.peer_id}
 
 
 @pytest.mark.long
 @pytest.mark.timeout(580)
-def test_no_kill_loses_a_shard_and_what_is_read_twice_is_listed(make_swarm: Callable[..., TestSwarm]) -> None:
+def test_a_kill_costs_its_last_round_at_most_and_what_is_read_twice_is_listed(
+    make_swarm: Callable[..., TestSwarm]
+) -> None:
     rng = random.Random(5)
     swarm, members = start(make_swarm, [f"peer{number}" for number in range(8)])
     alive, victims = list(members), []
@@ -98,16 +101,16 @@ def test_no_kill_loses_a_shard_and_what_is_read_twice_is_listed(make_swarm: Call
         newcomer = join(swarm, f"late{number}")[0]
         members.append(newcomer)
         alive.append(newcomer)
-    swarm.drive(lambda: trained(members) >= 1.2 * SHARDS * WINDOWS, timeout_s=120.0)
+    swarm.drive(lambda: trained(members) >= 1.2 * SHARDS * WINDOWS, timeout_s=300.0)
     for _ in range(20):
         found = coverage_of(swarm.bootstraps[-1].address)
         epochs = found["sources"][0]["epochs"]
-        if epochs[0]["parts_never"] == 0:
+        if epochs[0]["parts_never"] <= LAST_PARTS:
             break
         goal = trained(members) + 200
         swarm.drive(lambda goal=goal: trained(members) >= goal, timeout_s=120.0)
     print(json.dumps(found), victims, [member.source.unleased for member in members if member.source])
-    assert epochs[0]["parts_never"] == 0
+    assert epochs[0]["parts_never"] <= LAST_PARTS
     assert epochs[0]["parts_once"] >= (SHARDS - KILLS) * PARTS
     assert epochs[0]["readings_again"] <= KILLS * PARTS
     again = found["sources"][0]["again"]["0"]

@@ -65,7 +65,8 @@ class SeededShards:
 
 
 class SharedWindows:
-    """One source in memory, cut into shards; the windows of a shard have one order on all peers in one epoch.
+    """One source in memory, cut into shards of windows from everywhere in it: on all peers the same ones, in one order in
+    one epoch.
 
     Args:
         shards: of the source.
@@ -73,6 +74,7 @@ class SharedWindows:
         leased: pieces are leased; where there is none at hand, a sixteenth of a shard is read by the seeded rule.
 
     Attributes:
+        scattered: windows in the order in which shards are cut of them.
         used: parts that have been given out entirely, since they were last taken from here.
         unleased: how often no lease was at hand.
     """
@@ -84,6 +86,8 @@ class SharedWindows:
     ) -> None:
         self.windows, self.weight, self.shards, self.leased = windows, weight, shards, leased
         self._start, self.seeded, self._run_seed = start, seeded, seeded.run_seed
+        # neighbours in a text are alike: a shard has windows from everywhere, or a peer would learn one place by heart
+        self.scattered = np.random.default_rng([seeded.run_seed, start]).permutation(len(windows))
         self.queue: deque[Range] = deque()
         self.used: list[Range] = []
         self.unleased = 0
@@ -142,7 +146,7 @@ class SharedWindows:
         """Open a piece: its windows in their order, and which of them are its own."""
         first, end = (len(self.windows) * shard // self.shards for shard in (piece.shard, piece.shard + 1))
         seed = [self._run_seed, piece.epoch, piece.shard + self._start]
-        self._order = first + np.random.default_rng(seed).permutation(end - first)
+        self._order = self.scattered[first + np.random.default_rng(seed).permutation(end - first)]
         parts = (part - piece.shard * PARTS for part in piece[1:])
         self._position, self._stop = (-(-(end - first) * part // PARTS) for part in parts)
         self._piece, self._noted = piece, piece.first

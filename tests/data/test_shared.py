@@ -6,6 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+import torch
 
 from peer.data.batches import Batches
 from peer.data.packing import PackedTokens
@@ -26,8 +27,23 @@ def source(
     return SharedWindows(packed, 1.0, shards, start, SeededShards(3, peer_id, shards), leased=leased)
 
 
+def place_of(shared: SharedWindows, row: torch.Tensor) -> int:
+    """Where this window stands among all that shards are cut of."""
+    return int(np.flatnonzero(shared.scattered == int(row[0]) // LENGTH)[0])
+
+
 def firsts(shared: SharedWindows, count: int) -> list[int]:
-    return [int(row[0]) // LENGTH for row in shared.take(count)]
+    return [place_of(shared, row) for row in shared.take(count)]
+
+
+def test_a_shard_has_windows_from_everywhere_and_the_same_ones_on_all_peers() -> None:
+    one, other = source(1000, 10, peer_id="a"), source(1000, 10, peer_id="b")
+    for shared in (one, other):
+        shared.hear([shard(4)], [])
+    read = [[int(row[0]) // LENGTH for row in shared.take(100)] for shared in (one, other)]
+    assert read[0] == read[1]
+    assert all(2 <= sum(window // 100 == tenth for window in read[0]) <= 20 for tenth in range(10))  # 10 in the mean
+    assert sorted(one.scattered) == list(range(1000))
 
 
 def shard(number: int, epoch: int = 0) -> Range:
@@ -146,7 +162,7 @@ def test_batches_take_shared_windows_and_say_where_they_are() -> None:
     shared = source()
     shared.hear([shard(3), shard(1)], [])
     batches = Batches([shared], 10, seed=1)
-    rows = [int(row[0]) // LENGTH for _ in range(4) for row in next(batches)[0]]
+    rows = [place_of(shared, row) for _ in range(4) for row in next(batches)[0]]
     assert Counter(rows) == Counter([*range(60, 80), *range(20, 40)])
     shared.hear([shard(2)], [])
     _, state = next(batches)

@@ -65,8 +65,8 @@ class SeededShards:
 
 
 class SharedWindows:
-    """One source in memory, cut into shards of windows from everywhere in it: on all peers the same ones, in one order in
-    one epoch.
+    """One source in memory, cut into shards of windows from everywhere in it: on all peers the same ones, and in one
+    epoch in one order.
 
     Args:
         shards: of the source.

@@ -50,8 +50,8 @@ class LeaseBook:
     """The shards that one peer holds. Of two leases of one shard the one with the lower hash stands.
 
     A peer continues with the next shard as long as that is free, so that what it holds is one range; otherwise it
-    begins somewhere in the longest row of free ones. Where all of an epoch are taken, one that has not advanced for a while is
-    taken over, whatever its holder's record says; and the next epoch begins.
+    begins somewhere in the longest row of free ones. Where all of an epoch are taken, one that has not advanced for a
+    while is taken over, whatever its holder's record says; and the next epoch begins.
 
     Args:
         coverage: of the source, by the chain as it is now.

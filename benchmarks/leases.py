@@ -61,7 +61,7 @@ class LeaseSwarm:
 
     Args:
         greedy: peers that lease as much as others believe, and train nothing.
-        liars: peers that claim, in each round, twice what they could have trained, of what nobody has.
+        liars: peers that also claim, each round, up to twice their possible work, on parts that no peer has claimed.
     """
 
     def __init__(self, peers: int, shards: int, seed: int, greedy: int = 0, liars: int = 0) -> None:
@@ -75,7 +75,7 @@ class LeaseSwarm:
     def _peer(self, name: str, seed: int) -> Peer:
         tokens_per_s = SLOWEST * (FASTEST / SLOWEST) ** self._rng.random()
         return Peer(
-            LeaseBook(str(seed), name, lambda: self.chain, STANDARD.lease_s), tokens_per_s * PARTS / SHARD_TOKENS,
+            LeaseBook(str(seed), name, STANDARD.lease_s), tokens_per_s * PARTS / SHARD_TOKENS,
             self._rng.random() < ONLINE_S / (ONLINE_S + OFFLINE_S), self._rng.expovariate(1 / ONLINE_S),
             self._rng.uniform(0, ROUND_S),
         )  # fmt: skip
@@ -102,7 +102,7 @@ class LeaseSwarm:
         if not peer.online:
             return
         if name in self._greedy:
-            self._records[name], peer.expires_at = [Range(0, 0, self.chain.shards)], self.now + TTL_S
+            peer.expires_at = self.now + TTL_S
             if not peer.open:
                 peer.open = [Range(0, *whole(self._rng.randrange(self.chain.shards - MAX_LEASED)))]
             self._records[name] = [Range(0, peer.open[0].shard, peer.open[0].shard + MAX_LEASED)]
@@ -114,7 +114,7 @@ class LeaseSwarm:
         number = int(self.now)
         peer.book.hear(peer.open, joined(peer.pending), number)
         wanted = min(8, 2 + int(peer.parts_per_s * AHEAD_S / PARTS))
-        taken, lost = peer.book.update(seen, wanted, number, self.now)
+        taken, lost = peer.book.update(self.chain, seen, wanted, number, self.now)
         if peer.open and peer.open[0] in lost:
             peer.begun = 0.0
         peer.open = [piece for piece in peer.open if piece not in lost] + taken

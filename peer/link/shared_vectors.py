@@ -16,7 +16,7 @@ from torch import Tensor
 VALUE_BYTES = 4
 
 
-class Place(NamedTuple):
+class VectorPlace(NamedTuple):
     """Where a vector lies: the descriptor in the process that owns it, bytes from its beginning, values."""
 
     descriptor: int
@@ -44,12 +44,12 @@ class SharedVectors:
         first = vector.data_ptr() - offset
         self._known.append((first, first + os.fstat(descriptor).st_size, descriptor))
 
-    def place_of(self, vector: Tensor) -> Place | None:
+    def place_of(self, vector: Tensor) -> VectorPlace | None:
         """Where a contiguous fp32 vector lies; None: not in shared memory."""
         begin, numel = vector.data_ptr(), vector.numel()
         for first, stop, descriptor in self._known:
             if first <= begin and begin + VALUE_BYTES * numel <= stop:
-                return Place(descriptor, begin - first, numel)
+                return VectorPlace(descriptor, begin - first, numel)
         return None
 
     def stage(self, numel: int) -> Tensor:
@@ -70,7 +70,7 @@ class VectorsOf:
         self._pid = pid
         self._maps: dict[int, mmap.mmap] = {}
 
-    def at(self, place: Place) -> Tensor:
+    def at(self, place: VectorPlace) -> Tensor:
         """That vector itself: both processes see what either writes."""
         descriptor, offset, numel = place
         if descriptor not in self._maps:

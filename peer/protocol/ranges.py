@@ -18,7 +18,6 @@ from peer.protocol.manifest import PARTS, SharedData
 
 MAX_RANGES = 8  # of one join, and of one record
 MAX_LEASED = 16  # shards of one record that others believe
-MAX_EPOCHS = 1_000_000
 _RANGE = "(0|[1-9][0-9]{0,5}):(0|[1-9][0-9]{0,6})-([1-9][0-9]{0,6})"
 RangesText = Annotated[str, Field(pattern=f"^({_RANGE}(,{_RANGE}){{0,{MAX_RANGES - 1}}})?$", max_length=192)]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
 import logging
 import tempfile
@@ -118,7 +117,10 @@ def _of_address(source: str, run_id: str | None) -> tuple[RunManifest, int, Cove
     check_reachable([address])
     logging.basicConfig(level=logging.CRITICAL)
     with tempfile.TemporaryDirectory(prefix="atoll-coverage-") as folder:
-        return asyncio.run(_visit(str(address), Path(folder) / "identity.key", run_id))
+        try:
+            return asyncio.run(_visit(str(address), Path(folder) / "identity.key", run_id))
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None
 
 
 async def _visit(address: str, identity: Path, run_id: str | None) -> tuple[RunManifest, int, Coverage]:
@@ -132,5 +134,4 @@ async def _visit(address: str, identity: Path, run_id: str | None) -> tuple[RunM
     try:
         return visit.manifest, *await coverage_of_run(visit.node, visit.manifest, visit.directory)
     finally:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(visit.node.close(), visit.node.timing.close_timeout_s)
+        await asyncio.wait({asyncio.ensure_future(visit.node.close())}, timeout=visit.node.timing.close_timeout_s)

@@ -19,6 +19,7 @@ from peer.errors import UserError
 from peer.printable import printable
 from peer.settings import PeerSettings
 from peer.system.resources import usable_cores
+from peer.system.torchrun import under_torchrun
 from peer.train.device import pick_device, set_threads
 from peer.train.ranks import ALONE, Ranks
 
@@ -158,11 +159,6 @@ class Torchrun:
 
     def close(self) -> None:
         """They end by themselves."""
-
-
-def under_torchrun(environ: Mapping[str, str]) -> bool:
-    """Whether `torchrun` started several processes for this peer."""
-    return "RANK" in environ and int(environ.get("WORLD_SIZE", "1")) > 1
 
 
 def torchrun_device(environ: Mapping[str, str]) -> str:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from peer.link.shared_vectors import Place, VectorsOf
+from peer.link.shared_vectors import VectorPlace, VectorsOf
 from peer.outer.recipe.plan import RunPlan
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.state.flat_layout import FlatLayout
@@ -22,7 +22,7 @@ from peer.train.model import build_skeleton
 from peer.train.optim import build_optimizer, load_optimizer_tensors, reset_state
 from peer.train.orders import (
     PIECE,
-    Order,
+    RankOrder,
     collect_far,
     dealt,
     gathered,
@@ -56,7 +56,7 @@ class NoSteps(torch.optim.Optimizer):
         """Keep nothing."""
 
 
-class Follower:
+class RankWorker:
     """Builds what rank 0 describes."""
 
     def __init__(self, ranks: Ranks, device: torch.device) -> None:
@@ -103,42 +103,42 @@ class Follower:
         """Do as ordered until rank 0 says stop."""
         while True:
             kind, numbers = next_order(self._ranks)
-            if kind == Order.STOP:
+            if kind == RankOrder.STOP:
                 return
             self._do(kind, numbers)
 
-    def _move(self, part: RankPart, kind: Order, where: Place, start: int) -> None:
+    def _move(self, part: RankPart, kind: RankOrder, where: VectorPlace, start: int) -> None:
         if not self._ranks.is_far:
-            (part.read if kind == Order.READ else part.write)(self._vectors.at(where), start)
-        elif kind == Order.WRITE:
+            (part.read if kind == RankOrder.READ else part.write)(self._vectors.at(where), start)
+        elif kind == RankOrder.WRITE:
             for begin in range(0, where.numel, PIECE):
                 send_far(self._ranks, piece := torch.empty(min(PIECE, where.numel - begin)))
                 part.write(piece, start + begin)
         self._ranks.barrier()
-        if self._ranks.is_far and kind == Order.READ and self._ranks.sharded:
+        if self._ranks.is_far and kind == RankOrder.READ and self._ranks.sharded:
             for begin in range(0, where.numel, PIECE):
                 part.read(piece := torch.zeros(min(PIECE, where.numel - begin)), start + begin)
                 collect_far(self._ranks, piece)
 
-    def _do(self, kind: Order, numbers: Sequence[int]) -> None:
-        if kind == Order.STEP:
+    def _do(self, kind: RankOrder, numbers: Sequence[int]) -> None:
+        if kind == RankOrder.STEP:
             batch, self._rate = dealt(self._ranks, numbers)
             self._trainer.step(batch)
-        elif kind in (Order.READ, Order.WRITE):
+        elif kind in (RankOrder.READ, RankOrder.WRITE):
             where, (start, model, *_) = place_in(numbers)
             self._move(self._parts[model], kind, where, start)
-        elif kind == Order.ROUND:
+        elif kind == RankOrder.ROUND:
             where, _ = place_in(numbers)
             anchor = torch.empty(where.numel) if self._ranks.is_far else self._vectors.at(where)
             if self._ranks.is_far:
                 send_far(self._ranks, anchor)
             self._hook.begin_round(anchor)
-        elif kind == Order.RESET:
+        elif kind == RankOrder.RESET:
             reset_state(self._optimizer)
-        elif kind == Order.GATHER:
+        elif kind == RankOrder.GATHER:
             for _ in gathered(self._optimizer):
                 pass
-        elif kind == Order.FORWARD:
+        elif kind == RankOrder.FORWARD:
             self._forward()
-        elif kind == Order.LOAD:
+        elif kind == RankOrder.LOAD:
             load_optimizer_tensors(self._optimizer, receive_tensors(self._ranks))

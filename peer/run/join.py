@@ -25,6 +25,7 @@ from peer.system.preflight import (
     lock_identity,
 )
 from peer.system.private_files import make_files_private
+from peer.system.torchrun import under_torchrun
 
 LOCK_NAME = "peer.lock"
 
@@ -37,7 +38,7 @@ def join(arguments: argparse.Namespace) -> int:
     """
     make_files_private()
     settings = load_settings(setting_overrides(arguments), arguments.config, os.environ)
-    if int(os.environ.get("RANK", "0")) > 0:  # of torchrun
+    if under_torchrun(os.environ) and os.environ["RANK"] != "0":
         from peer.run.rank import follow_torchrun
 
         follow_torchrun(settings.sharding == "fsdp")

@@ -19,7 +19,7 @@ from peer.settings import PeerSettings
 from peer.train.batch import Batch
 from peer.train.compute import Compute
 from peer.train.optim import Optimizer, load_optimizer_tensors, optimizer_tensors, reset_state
-from peer.train.orders import Lead, Order, gathered, send_document, send_tensors, share_tensors
+from peer.train.orders import Lead, RankOrder, gathered, send_document, send_tensors, share_tensors
 from peer.train.step import StepResult, Trainer
 
 
@@ -65,7 +65,7 @@ def lead_forward(lead: Lead, model: PreTrainedModel) -> None:
     """Whenever rank 0 runs a sharded model by itself, to validate it or to write a text, the others take part."""
     def before(*_: object) -> None:
         if not torch.is_grad_enabled():
-            lead.order(Order.FORWARD)
+            lead.order(RankOrder.FORWARD)
 
     model.register_forward_pre_hook(before, prepend=True)  # before anything is gathered
 
@@ -82,7 +82,7 @@ class LedLoop:
 
     def begin_round(self, anchor: Tensor) -> None:
         """See `InnerLoop`."""
-        self._lead.on_vector(Order.ROUND, anchor)
+        self._lead.on_vector(RankOrder.ROUND, anchor)
         self._own.begin_round(anchor)
 
 
@@ -95,19 +95,19 @@ class OptimizerState:
     def reset(self) -> None:
         """Begin with an empty state."""
         if self._lead is not None:
-            self._lead.order(Order.RESET)
+            self._lead.order(RankOrder.RESET)
         reset_state(self._optimizer)
 
     def tensors(self) -> dict[str, Tensor]:
         """See `optimizer_tensors`; whole ones."""
         if self._lead is None or not self._lead.ranks.sharded:
             return optimizer_tensors(self._optimizer)
-        self._lead.order(Order.GATHER)
+        self._lead.order(RankOrder.GATHER)
         return {name: tensor.cpu() for name, tensor in gathered(self._optimizer)}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """See `load_optimizer_tensors`."""
         load_optimizer_tensors(self._optimizer, tensors)  # which refuses what does not fit
         if self._lead is not None:
-            self._lead.order(Order.LOAD)
+            self._lead.order(RankOrder.LOAD)
             send_tensors(self._lead.ranks, tensors)

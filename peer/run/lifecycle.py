@@ -39,7 +39,7 @@ from peer.telemetry.write_guard import WriteGuard
 from peer.train.device import set_threads
 from peer.train.evaluate import sample_text
 from peer.train.loop import train
-from peer.train.orders import Order
+from peer.train.orders import RankOrder
 
 log = logging.getLogger(__name__)
 PUBLISHED_TIMEOUT_S = 60.0
@@ -181,7 +181,7 @@ def _run(
         code = _wind_down(peer, hooks, metrics, anchor.round)
     if ranks is not None and isinstance(peer.trainer, LeadTrainer):
         ranks.dismiss()
-        peer.trainer.lead.order(Order.STOP)
+        peer.trainer.lead.order(RankOrder.STOP)
     trackers.close()
     return code
 

@@ -65,16 +65,16 @@ def ignore_signals() -> None:
 def run(connect: Callable[[], Ranks], device: Any) -> NoReturn:
     """Build what rank 0 describes, do what it orders until it says stop, and exit."""
     from peer.errors import UserError
-    from peer.run.follower import Follower
+    from peer.run.follower import RankWorker
 
     code = 2
     try:
-        Follower(connect(), device).follow()
+        RankWorker(connect(), device).follow()
         code = 0
     except UserError as error:
         print(" ".join(error.render().split()), file=sys.stderr)
     except Exception as error:
-        logging.getLogger(__name__).debug("in full", exc_info=error)
+        logging.getLogger(__name__).error("this rank ends", exc_info=error)
         print(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}", file=sys.stderr)
     logging.shutdown()
     sys.stderr.flush()

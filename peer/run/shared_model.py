@@ -24,7 +24,7 @@ from peer.train.replica import DeviceCopies, ModelReplica
 
 
 def local_anchor(
-    shared: Shared, recipe: Recipe, device: torch.device, hook: InnerLoop, second: SecondTrajectory | None = None
+    shared: SharedModel, recipe: Recipe, device: torch.device, hook: InnerLoop, second: SecondTrajectory | None = None
 ) -> LocalAnchor:
     """The local parameters of this process, and the anchor that they were trained from."""
     local = LocalAnchor(
@@ -36,7 +36,7 @@ def local_anchor(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shared:
+class SharedModel:
     """The model as this process and its agent see it."""
 
     layout: FlatLayout
@@ -48,7 +48,7 @@ class Shared:
 def share(
     agent: AgentProcess, model: nn.Module, recipe: Recipe, resumed: Resumed | None = None,
     layout: FlatLayout | None = None,
-) -> Shared:  # fmt: skip
+) -> SharedModel:  # fmt: skip
     """The shared memory with the genesis anchor in it; on resume with the resumed state, and the model likewise.
 
     Args:
@@ -71,7 +71,7 @@ def share(
         hidden=layout.hidden,
         chain_path=str(resumed.folder / CHAIN_FILE) if resumed and (resumed.folder / CHAIN_FILE).exists() else None,
     )
-    return Shared(layout=layout, memory=memory, replica=ModelReplica(layout, model), mapped=mapped)
+    return SharedModel(layout=layout, memory=memory, replica=ModelReplica(layout, model), mapped=mapped)
 
 
 def replica_of(
@@ -84,8 +84,8 @@ def replica_of(
 
 
 def led(
-    shared: Shared, lead: Lead | None, model: nn.Module, agent: AgentProcess, resumed: Resumed | None
-) -> Shared:
+    shared: SharedModel, lead: Lead | None, model: nn.Module, agent: AgentProcess, resumed: Resumed | None
+) -> SharedModel:
     """The same for all ranks, once the model is on its device."""
     if lead is None:
         return shared

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from peer.link.shared_vectors import Place, SharedVectors
+from peer.link.shared_vectors import SharedVectors, VectorPlace
 from peer.train.batch import Batch
 from peer.train.optim import Optimizer, optimizer_tensors
 from peer.train.rank_part import RankPart
@@ -26,7 +26,7 @@ NUMBERS = 8
 PIECE = 2**22  # values that travel to another machine at a time: 16 MiB
 
 
-class Order(IntEnum):
+class RankOrder(IntEnum):
     """The first number."""
 
     STOP, STEP, READ, WRITE, ROUND, RESET, LOAD, GATHER, FORWARD = range(9)
@@ -42,7 +42,7 @@ class Lead:
     def __init__(self, ranks: Ranks, vectors: SharedVectors) -> None:
         self.ranks, self.vectors = ranks, vectors
 
-    def order(self, kind: Order, *numbers: int) -> None:
+    def order(self, kind: RankOrder, *numbers: int) -> None:
         """Tell all others."""
         header = torch.zeros(NUMBERS, dtype=torch.int64)
         header[: 1 + len(numbers)] = torch.tensor([int(kind), *numbers], dtype=torch.int64)
@@ -52,16 +52,16 @@ class Lead:
         """All make a step; -> the part of rank 0."""
         parts = [batch.inputs_bt, batch.labels_bt, *([] if batch.positions_bt is None else [batch.positions_bt])]
         (bits,) = struct.unpack("<q", struct.pack("<d", rate))
-        self.order(Order.STEP, len(parts), *batch.inputs_bt.shape, bits)
+        self.order(RankOrder.STEP, len(parts), *batch.inputs_bt.shape, bits)
         dist.broadcast(torch.stack(parts), 0, group=self.ranks.control)
         return self.ranks.part_of(batch)
 
-    def on_vector(self, kind: Order, vector: Tensor, *numbers: int) -> None:
+    def on_vector(self, kind: RankOrder, vector: Tensor, *numbers: int) -> None:
         """An order that is about a vector in shared memory."""
         place = self.vectors.place_of(vector)
         assert place is not None, "not in shared memory"
         self.order(kind, *place, *numbers)
-        if kind == Order.ROUND:
+        if kind == RankOrder.ROUND:
             send_far(self.ranks, vector)
 
 
@@ -79,7 +79,7 @@ class LedReplica:
         shared = self._shared(out)
         if self._lead.ranks.far is not None:
             shared.zero_()
-        self._lead.on_vector(Order.READ, shared, start, self._number)
+        self._lead.on_vector(RankOrder.READ, shared, start, self._number)
         self._part.read(shared, start)
         self._lead.ranks.barrier()
         collect_far(self._lead.ranks, shared)
@@ -90,7 +90,7 @@ class LedReplica:
         shared = self._shared(flat)
         if shared is not flat:
             shared.copy_(flat)
-        self._lead.on_vector(Order.WRITE, shared, start, self._number)
+        self._lead.on_vector(RankOrder.WRITE, shared, start, self._number)
         self._part.write(shared, start)
         for piece in torch.split(shared, PIECE):
             send_far(self._lead.ranks, piece)
@@ -121,12 +121,12 @@ def gathered(optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
         yield name, whole(tensor)
 
 
-def next_order(ranks: Ranks) -> tuple[Order, list[int]]:
+def next_order(ranks: Ranks) -> tuple[RankOrder, list[int]]:
     """Wait for one."""
     header = torch.zeros(NUMBERS, dtype=torch.int64)
     dist.broadcast(header, 0, group=ranks.control)
     kind, *numbers = header.tolist()
-    return Order(kind), numbers
+    return RankOrder(kind), numbers
 
 
 def dealt(ranks: Ranks, numbers: Sequence[int]) -> tuple[Batch, float]:
@@ -138,9 +138,9 @@ def dealt(ranks: Ranks, numbers: Sequence[int]) -> tuple[Batch, float]:
     return ranks.part_of(Batch(*parts)), rate
 
 
-def place_in(numbers: Sequence[int]) -> tuple[Place, list[int]]:
+def place_in(numbers: Sequence[int]) -> tuple[VectorPlace, list[int]]:
     """The vector that an order is about, and its other numbers."""
-    return Place(*numbers[:3]), list(numbers[3:])
+    return VectorPlace(*numbers[:3]), list(numbers[3:])
 
 
 def send_document(ranks: Ranks, document: Mapping[str, Any]) -> None:

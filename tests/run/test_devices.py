@@ -15,10 +15,10 @@ from peer.errors import UserError
 from peer.link.messages import Anchor, Snapshot, WantSnapshot
 from peer.link.supervisor import create_descriptor
 from peer.run.devices import devices_of
-from peer.run.follower import Follower
+from peer.run.follower import RankWorker
 from peer.run.lead import LeadTrainer
 from peer.train.evaluate import evaluate
-from peer.train.orders import Order
+from peer.train.orders import RankOrder
 from peer.train.ranks import ALONE, Ranks
 from tests.link.fakes import LINEAGE
 from tests.run.test_assemble import wired
@@ -35,7 +35,7 @@ def descriptor() -> Iterator[int]:
 def lived(folder: Path, descriptor: int, recipe: str, ranks: Ranks = ALONE) -> dict[str, Any] | None:
     """Steps, a round that the peer is in, steps, progress that is dropped, moments that are loaded, a validation."""
     if ranks.rank:
-        Follower(ranks, torch.device("cpu")).follow()
+        RankWorker(ranks, torch.device("cpu")).follow()
         return None
     own = folder / f"peer{ranks.count}"
     own.mkdir()
@@ -58,7 +58,7 @@ def lived(folder: Path, descriptor: int, recipe: str, ranks: Ranks = ALONE) -> d
     local = torch.empty_like(peer.sync.anchor)
     peer.replica.read(local)
     if isinstance(peer.trainer, LeadTrainer):
-        peer.trainer.lead.order(Order.STOP)
+        peer.trainer.lead.order(RankOrder.STOP)
     return {
         "losses": losses, "snapshot": snapshot, "round": peer.sync.round, "local": local.tolist(), "emptied": emptied,
         "moments": {name: tensor.flatten().tolist() for name, tensor in moments.items()}, "validation": validation,

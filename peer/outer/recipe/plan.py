@@ -22,6 +22,7 @@ from peer.outer.state.gathered_update import GatherFormat
 from peer.outer.state.reduced_update import ReduceFormat
 from peer.outer.state.wire_format import WireFormat
 from peer.outer.topology.topologies import Groups
+from peer.protocol.lineage import RosterLimits
 from peer.protocol.manifest import RunManifest
 from peer.protocol.ranges import ClaimRule
 from peer.protocol.weights import WeightRule
@@ -83,6 +84,12 @@ class RunPlan:
     def claim_rule(self) -> ClaimRule:
         """What members may claim to have trained on."""
         return ClaimRule.of(self.manifest.data.shared, self.nominal_tokens)
+
+    @property
+    def roster_limits(self) -> RosterLimits:
+        """What the links of a chain are checked against."""
+        rounds, fragment_of = self.manifest.rounds, self.recipe.fragment_of
+        return RosterLimits(rounds.min_group, rounds.max_group, self.weight_rule, fragment_of, self.claim_rule)
 
     @property
     def rate(self) -> Callable[[int], float] | None:

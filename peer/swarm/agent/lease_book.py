@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from itertools import islice
 
@@ -54,14 +54,11 @@ class LeaseBook:
     while is taken over, whatever its holder's record says; and the next epoch begins.
 
     Args:
-        coverage: of the source, by the chain as it is now.
         patience_s: without a certified part, after which a lease is not believed.
     """
 
-    def __init__(
-        self, run_id: str, own_id: str, coverage: Callable[[], SourceCoverage], patience_s: float
-    ) -> None:
-        self._run_id, self._own_id, self._coverage, self._patience_s = run_id, own_id, coverage, patience_s
+    def __init__(self, run_id: str, own_id: str, patience_s: float) -> None:
+        self._run_id, self._own_id, self._patience_s = run_id, own_id, patience_s
         self._given: dict[Shard, tuple[Range, int]] = {}
         self._open: dict[Shard, Range] = {}
         self._pending: set[Shard] = set()
@@ -88,22 +85,25 @@ class LeaseBook:
         """What this peer's record says, in shards."""
         return [Range(epoch, shard, shard + 1) for epoch, shard in sorted(self._pending | self._pieces.keys())]
 
-    def update(self, seen: SeenLeases, wanted: int, number: int, now: float) -> tuple[list[Range], list[Range]]:
+    def update(
+        self, source: SourceCoverage, seen: SeenLeases, wanted: int, number: int, now: float
+    ) -> tuple[list[Range], list[Range]]:
         """(pieces that are taken now, pieces that are lost), in parts.
 
         Args:
+            source: what of it was trained on, by the chain as it is now.
             seen: of all other peers; what it says of this one is passed over.
             wanted: pieces that should be open.
             number: of the answer that tells the trainer of them.
             now: seconds.
         """
-        lost = [piece for shard, piece in self._pieces.items() if self._loses(shard, seen)]
+        lost = [piece for shard, piece in self._pieces.items() if self._loses(shard, source, seen)]
         for shard in [(piece.epoch, piece.shard) for piece in lost]:
             self._open.pop(shard, None)
             self._given.pop(shard, None)
         taken: list[Range] = []
         while len(self._pieces) < wanted and len(self._pieces.keys() | self._pending) < MAX_LEASED:
-            if (piece := self._pick(seen, now)) is None:
+            if (piece := self._pick(source, seen, now)) is None:
                 break
             self._last = (piece.epoch, piece.shard)
             self._given[self._last] = (piece, number)
@@ -111,8 +111,8 @@ class LeaseBook:
         self._ignored = {shard: holders for shard, holders in self._ignored.items() if shard in self._pieces}
         return taken, lost
 
-    def _loses(self, shard: Shard, seen: SeenLeases) -> bool:
-        epoch = self._coverage().epochs.get(shard[0])
+    def _loses(self, shard: Shard, source: SourceCoverage, seen: SeenLeases) -> bool:
+        epoch = source.epochs.get(shard[0])
         if epoch is not None and epoch.done[shard[1]]:
             return True
         passed_over = {self._own_id, *self._ignored.get(shard, ())}
@@ -120,8 +120,7 @@ class LeaseBook:
         own = rank(self._run_id, shard, self._own_id) if rivals else b""
         return any(rank(self._run_id, shard, peer_id) < own for peer_id in rivals)
 
-    def _pick(self, seen: SeenLeases, now: float) -> Range | None:
-        source = self._coverage()
+    def _pick(self, source: SourceCoverage, seen: SeenLeases, now: float) -> Range | None:
         for epoch, covered in (*sorted(source.epochs.items()), (source.newest + 1, None)):
             if covered is None and not source.may_begin(epoch):
                 return None

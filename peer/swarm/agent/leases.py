@@ -5,22 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Protocol
 
 from peer.errors import ProtocolError
 from peer.link.channel import TrainerLink
 from peer.link.messages import DataUse, Leased
-from peer.protocol.coverage import Coverage
 from peer.protocol.manifest import PARTS
-from peer.protocol.ranges import MAX_RANGES, Range, joined, read_ranges, write_ranges
+from peer.protocol.ranges import Range, read_ranges, write_ranges
 from peer.protocol.records import PeerRecord
 from peer.swarm.agent.lease_book import LeaseBook, SeenLeases
+from peer.swarm.state.chain import ChainStore
 from peer.system.clock import Clock
 
 
-class Records(Protocol):
+class PublishedRecords(Protocol):
     """The directory of a run."""
 
     @property
@@ -32,35 +32,30 @@ class DataLeases:
     """Shares out the data of one run, source by source.
 
     Args:
-        ids: of the run, and of this peer.
-        shards: of each source.
-        coverage: by the chain as it is now.
+        books: of each source.
+        history: the chain as it is now.
         directory: the records of other peers, and who publishes this peer's.
-        patience_s: see `LeaseBook`.
         clock: monotonic seconds.
     """
 
     def __init__(
-        self, ids: tuple[str, str], shards: Sequence[int], coverage: Callable[[], Coverage], directory: Records,
-        trainer: TrainerLink, patience_s: float, clock: Clock = time.monotonic,
+        self, books: Sequence[LeaseBook], history: ChainStore, directory: PublishedRecords, trainer: TrainerLink,
+        clock: Clock = time.monotonic,
     ) -> None:  # fmt: skip
-        self._shards, self._directory, self._trainer, self._clock = shards, directory, trainer, clock
-        self._starts = [0, *accumulate(shards)]
-        self._books = [
-            LeaseBook(*ids, lambda index=index: coverage().sources[index], patience_s)  # type: ignore[misc]
-            for index in range(len(shards))
-        ]
+        self._books, self._history, self._directory, self._trainer = books, history, directory, trainer
+        self._clock, self._shards = clock, [source.shards for source in history.coverage.sources]
+        self._starts = [0, *accumulate(self._shards)]
         self._use: DataUse | None = None
         self._number = 0
 
     @property
     def text(self) -> str:
-        """What this peer's record says: of more ranges than it holds the newest are left out."""
+        """What this peer's record says: where it holds more ranges than a record may list, the newest are left out."""
         held = [
             Range(one.epoch, one.first + start, one.end + start)
             for book, start in zip(self._books, self._starts, strict=False) for one in book.leases
         ]  # fmt: skip
-        return write_ranges(joined(held)[:MAX_RANGES])
+        return write_ranges(held)
 
     def hear(self, use: DataUse) -> None:
         """The trainer says how far it is; it is answered at once if anything changes."""
@@ -87,7 +82,7 @@ class DataLeases:
                 continue
             own = {peer_id: self._within(ranges, index, 1) for peer_id, ranges in leases.items()}
             seen = SeenLeases(self._shards[index], own)
-            changes = book.update(seen, wanted, self._number + 1, self._clock())
+            changes = book.update(self._history.coverage.sources[index], seen, wanted, self._number + 1, self._clock())
             for found, pieces in zip((taken, lost), changes, strict=True):
                 by = self._starts[index] * PARTS
                 found += [Range(piece.epoch, piece.first + by, piece.end + by) for piece in pieces]

@@ -37,6 +37,7 @@ from peer.protocol.line_limits import LineLimits
 from peer.protocol.manifest import RunManifest
 from peer.protocol.records import PeerRecord
 from peer.settings import default_nickname
+from peer.swarm.agent.lease_book import LeaseBook
 from peer.swarm.agent.leases import DataLeases
 from peer.swarm.agent.organiser_watch import organiser_left
 from peer.swarm.agent.outer_checkpoint import save_outer_state
@@ -180,10 +181,9 @@ class AgentSession:
         # this agent's own chain first: it may restart long after a resume
         resumed = store.restore([history.chain_path, *([Path(mapped.chain_path)] if mapped.chain_path else [])])
         if shards:
-            node, ids = context.node, (self._run_id, context.node.peer_id)
-            self._leases = DataLeases(
-                ids, shards, lambda: history.coverage, context.directory, self._channel, node.timing.lease_s
-            )
+            node = context.node
+            books = [LeaseBook(self._run_id, node.peer_id, node.timing.lease_s) for _ in shards]
+            self._leases = DataLeases(books, history, context.directory, self._channel)
             node.spawn(self._leases.run(node.timing.refresh_period_s))
         return LineageRounds(context, store), resumed
 

@@ -60,11 +60,9 @@ class ChainRules:
         cls, plan: RunPlan, checkpoints: NewestCheckpoint, own_id: str, opened_at: float, round_s: float
     ) -> ChainRules:
         """The rules of a run."""
-        manifest, fragment_of = plan.manifest, plan.recipe.fragment_of
+        manifest = plan.manifest
         return cls(
-            limits=RosterLimits(
-                manifest.rounds.min_group, manifest.rounds.max_group, plan.weight_rule, fragment_of, plan.claim_rule
-            ),
+            limits=plan.roster_limits,
             rule=ForkRule.of(manifest.trust), checkpoints=checkpoints, total=manifest.rounds.total, own_id=own_id,
             opened_at=opened_at, round_s=round_s,
         )  # fmt: skip

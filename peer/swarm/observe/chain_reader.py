@@ -7,14 +7,13 @@ from collections import Counter
 from peer.errors import ProtocolError, UserError
 from peer.outer.recipe.plan import RunPlan
 from peer.protocol.coverage import Coverage
-from peer.protocol.lineage import RosterLimits, check_chain
-from peer.protocol.manifest import RunManifest
+from peer.protocol.manifest import MAX_ROUNDS, RunManifest
+from peer.swarm.catchup.chain_scout import LINKS_PER_REQUEST, check_links
 from peer.swarm.catchup.donor_requests import DonorRequests
 from peer.swarm.net.directory import Directory
 from peer.swarm.net.node import Node
 from peer.swarm.net.stream import StreamClosedError
 
-LINKS = 1024  # of one request
 HINT = "try again when a peer of the run is online, or name the output folder of a peer"
 
 
@@ -37,13 +36,13 @@ async def coverage_of_run(node: Node, manifest: RunManifest, directory: Director
 
 async def _read(node: Node, manifest: RunManifest, donor: str) -> tuple[int, Coverage]:
     plan, shared = RunPlan.of(manifest), manifest.data.shared
-    limits = RosterLimits(
-        manifest.rounds.min_group, manifest.rounds.max_group, plan.weight_rule, plan.recipe.fragment_of, plan.claim_rule
-    )
     coverage, seen, rounds = Coverage(shared.shards if shared is not None else ()), Counter[str](), 0
     parent, requests = manifest.genesis or "", DonorRequests(node, manifest.run_id)
-    while links := await requests.links(donor, rounds, LINKS):
-        check_chain(links, manifest.run_id, parent, rounds, limits, seen)
+    most = manifest.rounds.total or MAX_ROUNDS
+    while links := await requests.links(donor, rounds, LINKS_PER_REQUEST):
+        if rounds + len(links) > most:
+            raise ProtocolError(f"{donor} shows more than the {most:,} rounds that there can be")
+        await check_links(links, manifest.run_id, parent, rounds, plan.roster_limits, seen)
         coverage.add_all(links)
         parent, rounds = links[-1].link.id, rounds + len(links)
     return rounds, coverage

@@ -22,7 +22,7 @@ class Swarm:
     def __init__(self, shards: int, *peer_ids: str) -> None:
         self.chain, self.now = SourceCoverage(shards), 0.0
         self.records: dict[str, list[Range]] = {}
-        self.books = {peer_id: LeaseBook(RUN, peer_id, lambda: self.chain, PATIENCE_S) for peer_id in peer_ids}
+        self.books = {peer_id: LeaseBook(RUN, peer_id, PATIENCE_S) for peer_id in peer_ids}
         self.open: dict[str, list[Range]] = {peer_id: [] for peer_id in peer_ids}
         self.pending: dict[str, list[Range]] = {peer_id: [] for peer_id in peer_ids}
         self.number = 0
@@ -33,7 +33,7 @@ class Swarm:
     def update(self, peer_id: str, wanted: int = 2, *, publish: bool = True) -> tuple[list[Range], list[Range]]:
         book, self.number = self.books[peer_id], self.number + 1
         book.hear(self.open[peer_id], self.pending[peer_id], self.number - 1)
-        taken, lost = book.update(self.seen_by(peer_id), wanted, self.number, self.now)
+        taken, lost = book.update(self.chain, self.seen_by(peer_id), wanted, self.number, self.now)
         self.open[peer_id] = [piece for piece in self.open[peer_id] if piece not in lost] + taken
         if publish:
             self.records[peer_id] = book.leases
@@ -176,11 +176,11 @@ def test_an_answer_that_the_trainer_has_not_heard_of_is_kept() -> None:
     swarm = Swarm(10, "a")
     book = swarm.books["a"]
     book.hear([], [], 0)
-    taken, _ = book.update(swarm.seen_by("a"), 2, 1, 0.0)
+    taken, _ = book.update(swarm.chain, swarm.seen_by("a"), 2, 1, 0.0)
     book.hear([], [], 0)  # sent before
-    assert book.update(swarm.seen_by("a"), 2, 2, 0.0) == ([], [])
+    assert book.update(swarm.chain, swarm.seen_by("a"), 2, 2, 0.0) == ([], [])
     book.hear([], [], 1)  # it knows, and does not want them: its progress was dropped
-    assert len(taken) == len(book.update(swarm.seen_by("a"), 2, 2, 0.0)[0]) == 2
+    assert len(taken) == len(book.update(swarm.chain, swarm.seen_by("a"), 2, 2, 0.0)[0]) == 2
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -201,7 +201,7 @@ def test_kills_joins_and_stale_records_lose_no_shard(seed: int) -> None:
             swarm.records.pop(peer_id, None)
             newcomer = next(names)
             alive.append(newcomer)
-            swarm.books[newcomer] = LeaseBook(RUN, newcomer, lambda: swarm.chain, PATIENCE_S)
+            swarm.books[newcomer] = LeaseBook(RUN, newcomer, PATIENCE_S)
             swarm.open[newcomer], swarm.pending[newcomer] = [], []
         assert swarm.now < 5000
     sums = swarm.chain.sums()[0]

@@ -8,8 +8,9 @@ import time
 from dataclasses import dataclass, field
 
 from benchmarks.figures import BenchReport, Figure, Say, benchmark_parser, check_count, run_benchmark
+from peer.data.shared import AHEAD_S, MAX_OPEN, SHARD_TOKENS
 from peer.protocol.coverage import SourceCoverage
-from peer.protocol.manifest import PARTS
+from peer.protocol.data_spec import PARTS_PER_SHARD
 from peer.protocol.ranges import MAX_LEASED, Range, joined, write_ranges
 from peer.swarm.agent.lease_book import LeaseBook, SeenLeases, whole
 from peer.swarm.runtime.timing import STANDARD
@@ -18,12 +19,10 @@ NAME = "leases"
 ABOUT = "An epoch of shards that home computers lease from each other, each with the code of production"
 TICK_S = 20.0  # between two looks of a peer at the directory; in production 2 s
 TTL_S = 40.0  # of a record: two ticks; in production 15 s
-SHARD_TOKENS = 1 << 20
 SLOWEST, FASTEST = 1_000.0, 30_000.0  # tokens/s
 ROUND_S = 300.0
 ONLINE_S, OFFLINE_S = 3 * 3600.0, 3600.0  # on average
 KILLED = 0.5  # of those that leave: without a word
-AHEAD_S = 30.0
 MOST_TICKS = 20_000
 
 
@@ -75,7 +74,7 @@ class LeaseSwarm:
     def _peer(self, name: str, seed: int) -> Peer:
         tokens_per_s = SLOWEST * (FASTEST / SLOWEST) ** self._rng.random()
         return Peer(
-            LeaseBook(str(seed), name, STANDARD.lease_s), tokens_per_s * PARTS / SHARD_TOKENS,
+            LeaseBook(str(seed), name, STANDARD.lease_s), tokens_per_s * PARTS_PER_SHARD / SHARD_TOKENS,
             self._rng.random() < ONLINE_S / (ONLINE_S + OFFLINE_S), self._rng.expovariate(1 / ONLINE_S),
             self._rng.uniform(0, ROUND_S),
         )  # fmt: skip
@@ -113,7 +112,7 @@ class LeaseSwarm:
             self._commit(name, peer)
         number = int(self.now)
         peer.book.hear(peer.open, joined(peer.pending), number)
-        wanted = min(8, 2 + int(peer.parts_per_s * AHEAD_S / PARTS))
+        wanted = min(MAX_OPEN, 2 + int(peer.parts_per_s * AHEAD_S / PARTS_PER_SHARD))
         taken, lost = peer.book.update(self.chain, seen, wanted, number, self.now)
         if peer.open and peer.open[0] in lost:
             peer.begun = 0.0
@@ -175,7 +174,7 @@ def build_parser() -> argparse.ArgumentParser:
         "Computers of 1,000 to 30,000 tokens/s, online for three hours on average and offline for one; half of those\n"
         "that leave say nothing. Shards are of 2^20 tokens, rounds of 5 minutes. A peer looks at the directory every\n"
         "20 s, and sees what was in it at the last look. The epoch ends when the chain holds all of it. Then the same\n"
-        "with one peer in a hundred that leases and never trains, and one that claims what nobody has trained.",
+        "with one peer in a hundred that leases and never trains, and one that claims untrained parts.",
     )
     parser.add_argument("--peers", type=int, default=1000, metavar="N", help="computers (default: 1000)")
     parser.add_argument("--shards", type=int, default=100_000, metavar="N", help="of the corpus (default: 100000)")
@@ -204,7 +203,7 @@ def figures_of(name: str, swarm: LeaseSwarm) -> list[Figure]:
     parts = len(swarm.chain.epochs[0].counts)
     found = [
         Figure(name=f"{name}: read twice, by the chain", value=100 * sums.read_twice, unit="%", limit=2.0),
-        Figure(name=f"{name}: never read", value=sums.never / PARTS, unit="shards", limit=0.0),
+        Figure(name=f"{name}: never read", value=sums.never / PARTS_PER_SHARD, unit="shards", limit=0.0),
         Figure(name=f"{name}: trained, and lost with a peer that left", value=100 * totals.lost / parts, unit="%"),
         Figure(name=f"{name}: looks without enough leased", value=100 * totals.idle_ticks / totals.ticks, unit="%"),
         Figure(name=f"{name}: leases in a record, mean", value=totals.bytes / totals.records, unit="B"),

@@ -21,6 +21,7 @@ from pydantic import Field
 
 from peer.errors import ProtocolError, UserError
 from peer.protocol import hashing
+from peer.protocol.data_spec import SharedData
 from peer.protocol.manifest import (
     COMMIT_PATTERN,
     ORGANISER,
@@ -28,7 +29,6 @@ from peer.protocol.manifest import (
     ModelSpec,
     RecipeSpec,
     RunManifest,
-    SharedData,
     Spec,
     TokenizerSpec,
 )

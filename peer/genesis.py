@@ -24,7 +24,8 @@ from peer.hub import pin
 from peer.outer.recipe.plan import RunPlan
 from peer.outer.state.flat_layout import FlatLayout, count_blocks
 from peer.outer.state.outer_state import OuterState
-from peer.protocol.manifest import RunManifest, SharedData
+from peer.protocol.data_spec import SharedData
+from peer.protocol.manifest import RunManifest
 from peer.protocol.pinning import on_hub
 from peer.system.death_signal import die_with_parent
 from peer.train.adapter import base_digest

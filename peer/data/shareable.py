@@ -1,4 +1,4 @@
-"""What of a run's text all peers can share out, as its organiser finds it when the run is opened."""
+"""The text of a run that peers can lease, measured when the run opens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from peer.data.shared import shard_count
 from peer.data.sources import list_sources
 from peer.data.tokenizer import Tokenizer
 from peer.protocol import hashing
-from peer.protocol.manifest import RunManifest, SharedData
+from peer.protocol.data_spec import SharedData
+from peer.protocol.manifest import RunManifest
 
 HELD_IN_MEMORY = ("python-stdlib", "instructions")
 SAMPLE_CHARS = 1 << 20  # that are tokenised
@@ -54,6 +55,9 @@ def shared_data(manifest: RunManifest, tokenizer: Tokenizer, nominal_tokens: int
             shards.append(0)
             continue
         (found,) = list_sources(spec.model_copy(update={"sources": (source,)}), ())
+        if not found.resident:  # too large: peers stream it
+            shards.append(0)
+            continue
         documents, _ = split_documents(read_documents(found), spec.validation_fraction)
         text.add(number, documents)
         tokens = _tokens(documents, DocumentEncoder(tokenizer.encoder(), spec.train_on))

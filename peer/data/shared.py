@@ -12,7 +12,7 @@ import torch
 
 from peer.data.packing import PackedTokens
 from peer.link.messages import DataUse, Leased, LivePeers
-from peer.protocol.manifest import MAX_SHARDS, PARTS
+from peer.protocol.data_spec import MAX_SHARDS, PARTS_PER_SHARD
 from peer.protocol.ranges import Range
 
 POINTS = 8  # of a peer on the circle of shards
@@ -86,6 +86,7 @@ class SharedWindows:
     ) -> None:
         self.windows, self.weight, self.shards, self.leased = windows, weight, shards, leased
         self._start, self.seeded, self._run_seed = start, seeded, seeded.run_seed
+        self._first_part = start * PARTS_PER_SHARD
         # neighbours in a text are alike: a shard has windows from everywhere, or a peer would learn one place by heart
         self.scattered = np.random.default_rng([seeded.run_seed, start]).permutation(len(windows))
         self.queue: deque[Range] = deque()
@@ -104,17 +105,17 @@ class SharedWindows:
     @property
     def open(self) -> list[Range]:
         """Leased pieces that are not given out entirely, in parts of the run."""
-        at_hand = [] if self._piece is None or self._piece not in self.queue else [self._piece]
-        return [self._shifted(piece) for piece in (*at_hand, *(one for one in self.queue if one not in at_hand))]
+        return [piece.shifted(self._first_part) for piece in self.queue]
 
     def hear(self, taken: Iterable[Range], lost: Iterable[Range]) -> None:
         """Pieces of the run, of which those of this source are meant."""
-        for piece in map(self._own, lost):
+        for piece in (one.shifted(-self._first_part) for one in lost):
             if piece in self.queue:
                 self.queue.remove(piece)
             if piece == self._piece:
                 self._piece = None
-        self.queue += [piece for piece in map(self._own, taken) if 0 <= piece.shard < self.shards]
+        own = (piece.shifted(-self._first_part) for piece in taken)
+        self.queue += [piece for piece in own if 0 <= piece.shard < self.shards]
 
     def wanted(self, tokens_per_s: float) -> int:
         """Pieces that should be open: the one at hand, and those of the next AHEAD_S, at least one."""
@@ -136,8 +137,8 @@ class SharedWindows:
             return self.queue[0]
         if not self._borrowed:
             epoch, shard = self.seeded.next()
-            first, end = shard * PARTS, (shard + 1) * PARTS
-            step = 1 if self.leased else PARTS
+            first, end = shard * PARTS_PER_SHARD, (shard + 1) * PARTS_PER_SHARD
+            step = 1 if self.leased else PARTS_PER_SHARD
             self._borrowed += [Range(epoch, part, part + step) for part in range(first, end, step)]
         self.unleased += self.leased
         return self._borrowed.popleft()
@@ -147,8 +148,8 @@ class SharedWindows:
         first, end = (len(self.windows) * shard // self.shards for shard in (piece.shard, piece.shard + 1))
         seed = [self._run_seed, piece.epoch, piece.shard + self._start]
         self._order = self.scattered[first + np.random.default_rng(seed).permutation(end - first)]
-        parts = (part - piece.shard * PARTS for part in piece[1:])
-        self._position, self._stop = (-(-(end - first) * part // PARTS) for part in parts)
+        parts = (part - piece.shard * PARTS_PER_SHARD for part in piece[1:])
+        self._position, self._stop = (-(-(end - first) * part // PARTS_PER_SHARD) for part in parts)
         self._piece, self._noted = piece, piece.first
         return piece
 
@@ -156,22 +157,15 @@ class SharedWindows:
         """So many windows of the piece at hand are given out: the parts that are now entirely so are used."""
         self._position += count
         done = self._position >= self._stop
-        whole = piece.end if done else piece.shard * PARTS + self._position * PARTS // len(self._order)
+        parts = self._position * PARTS_PER_SHARD // len(self._order)
+        whole = piece.end if done else piece.shard * PARTS_PER_SHARD + parts
         if whole > self._noted:
-            self.used.append(self._shifted(Range(piece.epoch, self._noted, whole)))
+            self.used.append(Range(piece.epoch, self._noted, whole).shifted(self._first_part))
             self._noted = whole
         if done:
             if self.queue and self.queue[0] == piece:
                 self.queue.popleft()
             self._piece = None
-
-    def _shifted(self, piece: Range) -> Range:
-        by = self._start * PARTS
-        return Range(piece.epoch, piece.first + by, piece.end + by)
-
-    def _own(self, piece: Range) -> Range:
-        by = self._start * PARTS
-        return Range(piece.epoch, piece.first - by, piece.end - by)
 
 
 class SharedSources:
@@ -216,15 +210,10 @@ class SharedSources:
         pieces = [piece for source in leased.values() for piece in source.open]
         return DataUse(open=tuple(pieces), pending=tuple(pending), wanted=tuple(wanted), heard=self._heard)
 
-    @property
-    def unleased(self) -> int:
-        """How often a part of a shard was read without a lease, as none was at hand."""
-        return sum(source.unleased for source in self._sources.values())
-
 
 def shard_count(windows: int, sequence_length: int, shard_sequences: int | None, least_tokens: int) -> int:
-    """How many shards a text of so many windows is cut into: without a wish of about a million tokens, fewer where
-    that makes less than 64 of them, but not below `least_tokens`.
+    """How many shards a text of so many windows is cut into: `shard_sequences` each, else about a million tokens, or
+    fewer where that gives under 64 shards, but at least `least_tokens`.
     """
     usual = max(-(-least_tokens // sequence_length), min(SHARD_TOKENS // sequence_length, windows // FEWEST_SHARDS))
     return max(1, min(MAX_SHARDS, windows // max(1, shard_sequences or usual)))

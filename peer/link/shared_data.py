@@ -1,4 +1,4 @@
-"""What of the run's data this peer has trained on and no certificate holds yet; and who knows what it reads."""
+"""Data trained on but not yet certified, and the interface to the trainer's data."""
 
 from __future__ import annotations
 

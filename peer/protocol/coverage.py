@@ -1,10 +1,10 @@
-"""What of the data that peers share out was trained on, by the certified chain: once, more often, never."""
+"""How often each part of the leased data was trained on, according to the certified chain."""
 
 from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from peer.errors import ProtocolError
+from peer.protocol.data_spec import PARTS_PER_SHARD
 from peer.protocol.lineage import Certificate, Link
-from peer.protocol.manifest import PARTS
-from peer.protocol.ranges import Range, read_ranges
+from peer.protocol.ranges import Range, read_ranges, within
 
+MAX_RUNS = 1000  # that a document lists
 KEPT_EPOCHS = 4  # of a source, in every detail: of earlier ones the sums
 Counts = npt.NDArray[np.uint8]
 
@@ -47,7 +48,7 @@ class EpochCoverage:
     """
 
     def __init__(self, shards: int) -> None:
-        self.counts: Counts = np.zeros(shards * PARTS, dtype=np.uint8)
+        self.counts: Counts = np.zeros(shards * PARTS_PER_SHARD, dtype=np.uint8)
         self.done: npt.NDArray[np.bool_] = np.zeros(shards, dtype=np.bool_)
         self.again = self.covered = 0
 
@@ -57,18 +58,18 @@ class EpochCoverage:
         again = int(np.count_nonzero(part))
         part += part < np.iinfo(np.uint8).max
         self.again, self.covered = self.again + again, self.covered + end - first - again
-        shards = slice(first // PARTS, -(-end // PARTS))
-        self.done[shards] = (self.counts.reshape(-1, PARTS)[shards] > 0).all(axis=1)
+        shards = slice(first // PARTS_PER_SHARD, -(-end // PARTS_PER_SHARD))
+        self.done[shards] = (self.counts.reshape(-1, PARTS_PER_SHARD)[shards] > 0).all(axis=1)
         return again
 
     def missing(self, shard: int) -> tuple[int, int] | None:
         """The first parts in a row of a shard that were not trained on, as [first, end); None if all were."""
-        missing = np.flatnonzero(self.counts[shard * PARTS : (shard + 1) * PARTS] == 0)
+        missing = np.flatnonzero(self.counts[shard * PARTS_PER_SHARD : (shard + 1) * PARTS_PER_SHARD] == 0)
         if not len(missing):
             return None
         gaps = np.flatnonzero(np.diff(missing) > 1)
         last = missing[gaps[0]] if len(gaps) else missing[-1]
-        return shard * PARTS + int(missing[0]), shard * PARTS + int(last) + 1
+        return shard * PARTS_PER_SHARD + int(missing[0]), shard * PARTS_PER_SHARD + int(last) + 1
 
     def sums(self, epoch: int) -> EpochSums:
         return EpochSums(
@@ -128,7 +129,7 @@ class Coverage:
     def __init__(self, shards: Sequence[int]) -> None:
         self.sources = [SourceCoverage(count) for count in shards]
         self.parts, self.again, self.refused = Counter[str](), Counter[str](), Counter[str]()
-        self._total = PARTS * sum(shards)
+        self._total = PARTS_PER_SHARD * sum(shards)
 
     def add(self, link: Link) -> None:
         """One more round."""
@@ -137,34 +138,29 @@ class Coverage:
                 for one in read_ranges(member.ranges, self._total):
                     self.claim(member.peer_id, one)
 
-    def add_all(self, links: Iterable[Certificate]) -> Coverage:
-        for certificate in links:
+    def add_all(self, links: Iterable[Certificate]) -> None:
+        """What their members claim."""
+        for certificate in links if self._total else ():
             self.add(certificate.link)
-        return self
 
     def claim(self, peer_id: str, one: Range) -> None:
         """A peer claims that it has trained on this range, of parts of all sources in a row."""
-        for source, epoch, first, end in self._by_source(one):
-            again = source.add(epoch, first, end)
-            if again is None:
-                self.refused[peer_id] += end - first
-            else:
-                self.parts[peer_id] += end - first
-                self.again[peer_id] += again
-
-    def _by_source(self, one: Range) -> Iterator[tuple[SourceCoverage, int, int, int]]:
         start = 0
         for source in self.sources:
-            stop = start + source.shards * PARTS
-            first, end = max(one.first, start), min(one.end, stop)
-            if first < end:
-                yield source, one.epoch, first - start, end - start
+            stop = start + source.shards * PARTS_PER_SHARD
+            for own in within([one], start, stop):
+                again = source.add(*own)
+                if again is None:
+                    self.refused[peer_id] += own.end - own.first
+                else:
+                    self.parts[peer_id] += own.end - own.first
+                    self.again[peer_id] += again
             start = stop
 
     def document(self) -> dict[str, Any]:
         """As JSON types; of each source its epochs, of each peer what it claimed."""
         return {
-            "parts_of_a_shard": PARTS,
+            "parts_of_a_shard": PARTS_PER_SHARD,
             "sources": [
                 {
                     "shards": source.shards,
@@ -181,9 +177,6 @@ class Coverage:
                 for peer_id in sorted({*self.parts, *self.refused})
             },
         }  # fmt: skip
-
-
-MAX_RUNS = 1000  # that a document lists
 
 
 def _of_epoch(sums: EpochSums) -> dict[str, Any]:

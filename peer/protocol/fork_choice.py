@@ -149,7 +149,7 @@ def capped(weights: Mapping[str, int]) -> dict[str, int]:
 
 
 def _support(weights: Mapping[str, int], signed: Set[str]) -> bool:
-    """Whether those who signed hold more than two fifths: more than a quarter of the tokens comes to once `capped`."""
+    """Whether the signers hold over two fifths of the `capped` weight, which takes over a quarter of the tokens."""
     return 5 * sum(weight for peer_id, weight in weights.items() if peer_id in signed) > 2 * sum(weights.values())
 
 

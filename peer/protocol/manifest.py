@@ -17,12 +17,16 @@ from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, mod
 
 from peer.errors import UserError
 from peer.protocol.adapter_spec import AdapterSpec as AdapterSpec
+from peer.protocol.data_spec import URL_PATTERN as URL_PATTERN
+from peer.protocol.data_spec import DataSpec as DataSpec
+from peer.protocol.data_spec import FileSpec as FileSpec
+from peer.protocol.data_spec import SourceSpec as SourceSpec
 from peer.protocol.identity import MAX_PEER_ID_CHARS
 from peer.protocol.plain_json import Key, PlainJson
 from peer.protocol.problems import explain_validation, show_value
 from peer.protocol.spec import ALONE as ALONE
 from peer.protocol.spec import COMMIT_PATTERN as COMMIT_PATTERN
-from peer.protocol.spec import HUB_PATTERN, Revision, Text, own_folder
+from peer.protocol.spec import HUB_PATTERN, Revision, own_folder
 from peer.protocol.spec import ORGANISER as ORGANISER
 from peer.protocol.spec import Digest as Digest
 from peer.protocol.spec import Name as Name
@@ -33,17 +37,12 @@ from peer.protocol.yaml_text import parse_yaml, read_limited
 PROTOCOL_VERSION = 8
 MAX_MANIFEST_BYTES = 16 * 1024
 MAX_ROUNDS = 10_000_000  # of a run
-MAX_SHARDS = 1 << 17  # of the data that peers share out
-PARTS = 16  # of a shard
 WORK_BITS, MAX_WORK_BITS = 21, 32  # about a second of one core; more than an hour
 
-# With an owner: without one it is a format, such as `text`, of files in the working directory.
-DataName = Annotated[str, Field(pattern=HUB_PATTERN.replace("?$", "$"))]
 Expression = Annotated[str, Field(pattern=r"^[a-z0-9_./+@-]{1,64}$")]
 PartNumber = bool | Annotated[int, Field(ge=-(2**53), le=2**53)] | float | None
 PartValue = PartNumber | Name | Annotated[tuple[float, ...], Field(max_length=8)]
 Part = Name | Annotated[dict[Annotated[str, Field(pattern=r"^[a-z_]{1,32}$")], PartValue], Field(max_length=16)]
-URL_PATTERN = r"^https?://[A-Za-z0-9._~:/?#@!$&'()*+,;=%\[\]-]{1,1000}$"
 PeerIdText = Annotated[str, Field(pattern=rf"^[A-Za-z0-9][A-Za-z0-9-]{{0,{MAX_PEER_ID_CHARS - 1}}}$")]
 
 
@@ -100,80 +99,6 @@ class ModelSpec(Spec):
         if (self.adapter is not None or self.base is not None) and self.pretrained is None:
             raise ValueError("'adapter' goes with 'pretrained', the model that it stands on")
         return self
-
-
-class FileSpec(Spec):
-    """A file on the web, and its content's SHA-256."""
-
-    url: Annotated[str, Field(pattern=URL_PATTERN)]
-    sha256: Digest
-
-
-class SourceSpec(Spec):
-    """Where text comes from: the standard library of Python, a few instructions of Atoll's own, a data set on the hub,
-    or files on the web.
-
-    Sources of more weight give more windows; `text_column` is of formats that have columns.
-    """
-
-    kind: Literal["python-stdlib", "instructions", "hub", "web"] = "python-stdlib"
-    name: DataName | None = None
-    revision: Revision = "main"
-    subset: Text | None = None
-    split: Text = "train"
-    text_column: Text = "text"
-    files: Annotated[tuple[FileSpec, ...], Field(max_length=64)] = ()
-    weight: float = Field(default=1.0, gt=0.0, le=1000.0)
-
-    @model_validator(mode="after")
-    def _needs_its_own(self) -> SourceSpec:
-        if (self.kind == "hub") != (self.name is not None):
-            raise ValueError("'name' goes with kind 'hub', and only with it")
-        if (self.kind == "web") != bool(self.files):
-            raise ValueError("'files' goes with kind 'web', and only with it")
-        return self
-
-
-class SharedData(Spec):
-    """The data that peers share out, written by `atoll-bootstrap`: a peer that reads other text shares nothing out.
-
-    Attributes:
-        digest: of the text.
-        shards: that each source is cut into; 0 of a source that is streamed.
-        shard_tokens: of one, about.
-    """
-
-    digest: Digest
-    shards: Annotated[tuple[Annotated[int, Field(ge=0, le=MAX_SHARDS)], ...], Field(min_length=1, max_length=16)]
-    shard_tokens: int = Field(ge=1, lt=2**40)
-
-    @model_validator(mode="after")
-    def _not_too_many(self) -> SharedData:
-        if sum(self.shards) > MAX_SHARDS:
-            raise ValueError(f"{sum(self.shards)} shards; at most {MAX_SHARDS}")
-        return self
-
-
-class DataSpec(Spec):
-    """The text of the run; a peer may train on its own files instead (setting `train_files`).
-
-    A document is for validation, and never trained on, if a hash of its content falls into `validation_fraction`. With
-    `document_mask`, no token attends to another document of its sequence. Of conversations the assistant's turns are
-    learned, or all of them (`train_on`).
-
-    `assignment`: whether each peer reads everything in an order of its own (`free`), a part that follows from its
-    identity (`seeded`), or shards that it leases, of `shard_sequences` each; what cannot be leased is then seeded.
-    """
-
-    sources: Annotated[tuple[SourceSpec, ...], Field(min_length=1, max_length=16)] = (SourceSpec(),)
-    sequence_length: int = Field(default=128, ge=8, le=131072)
-    validation_fraction: float = Field(default=0.05, ge=0.001, le=0.5)
-    validation_tokens: int = Field(default=1_000_000, ge=1024, le=100_000_000)
-    document_mask: bool = False
-    train_on: Literal["assistant", "all"] = "assistant"
-    assignment: Literal["free", "seeded", "leases"] = "leases"
-    shard_sequences: int | None = Field(default=None, ge=1, le=2**24)
-    shared: SharedData | None = None
 
 
 class InnerSpec(Spec):

@@ -1,20 +1,19 @@
 """Ranges of a corpus that peers share out: their text in joins and records, and how much a member may claim.
 
-The corpus is cut into shards, each of them into PARTS parts. A range is `epoch:first-end`; in a join it counts parts
-of all shards in a row, in a peer record whole shards.
+The corpus is cut into shards, each of them into PARTS_PER_SHARD parts. A range is `epoch:first-end`; in a join it
+counts parts of all shards in a row, in a peer record whole shards.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Annotated, NamedTuple
 
 from pydantic import Field
 
 from peer.errors import ProtocolError
-from peer.protocol.manifest import PARTS, SharedData
+from peer.protocol.data_spec import PARTS_PER_SHARD, SharedData
 
 MAX_RANGES = 8  # of one join, and of one record
 MAX_LEASED = 16  # shards of one record that others believe
@@ -32,7 +31,11 @@ class Range(NamedTuple):
     @property
     def shard(self) -> int:
         """The one that its first part is of."""
-        return self.first // PARTS
+        return self.first // PARTS_PER_SHARD
+
+    def shifted(self, by: int) -> Range:
+        """As many places further on."""
+        return Range(self.epoch, self.first + by, self.end + by)
 
 
 def joined(ranges: Iterable[Range]) -> list[Range]:
@@ -44,6 +47,14 @@ def joined(ranges: Iterable[Range]) -> list[Range]:
         else:
             found.append(one)
     return found
+
+
+def within(ranges: Iterable[Range], start: int, stop: int) -> list[Range]:
+    """What of these ranges lies in [start, stop), counted from `start`."""
+    return [
+        Range(one.epoch, max(one.first, start), min(one.end, stop)).shifted(-start)
+        for one in ranges if one.first < stop and one.end > start
+    ]  # fmt: skip
 
 
 def write_ranges(ranges: Iterable[Range]) -> str:
@@ -104,17 +115,12 @@ class ClaimRule:
         """The rule of a run; without shared data no member claims anything."""
         if data is None:
             return cls()
-        return cls(data.shards, 2 + 2 * -(-nominal_tokens * PARTS // data.shard_tokens))
-
-    @property
-    def starts(self) -> tuple[int, ...]:
-        """The first shard of each source, and the end."""
-        return (0, *accumulate(self.shards))
+        return cls(data.shards, 2 + 2 * -(-nominal_tokens * PARTS_PER_SHARD // data.shard_tokens))
 
     def check(self, who: str, text: str, fragment: int) -> None:
         """Raise ProtocolError if a member claims what it cannot have trained; only of fragment 0 it claims anything."""
         if not text:
             return
-        ranges = read_ranges(text, PARTS * sum(self.shards))
+        ranges = read_ranges(text, PARTS_PER_SHARD * sum(self.shards))
         if fragment or size_of(ranges) > self.most_parts:
             raise ProtocolError(f"{who} claims {size_of(ranges)} parts of the data; at most {self.most_parts}")

@@ -33,17 +33,17 @@ from peer.outer.state.flat_layout import FlatLayout
 from peer.protocol.manifest import RunManifest
 from peer.run.device_checks import log_finding, run_disk_finding
 from peer.run.hardware import compute_of, first_device, fitting, plan_in_words
-from peer.run.lead import LeadTrainer, LedLoop, OptimizerState, begin_lead, lead_forward
+from peer.run.lead import LedLoop, OptimizerState, begin_lead, trainer_of
 from peer.run.local_rule import hook_of, kept_beside, rule_bytes, trajectory_of
 from peer.run.resume import Resumed, read_resumed
-from peer.run.shared_model import led, local_anchor, replica_of, share
+from peer.run.shared_model import SharedModel, led, local_anchor, replica_of, share
 from peer.settings import PeerSettings
 from peer.train.compute import Compute, prepare
 from peer.train.compute_limit import ComputeLimit
 from peer.train.gradient import KeptGradient
 from peer.train.model import check_trains, measure_model
 from peer.train.optim import Optimizer, build_optimizer
-from peer.train.orders import LedReplica
+from peer.train.orders import Lead, LedReplica
 from peer.train.ranks import ALONE, Ranks
 from peer.train.replica import ModelReplica
 from peer.train.sharding import place
@@ -114,20 +114,7 @@ def assemble(
         least_tokens=least_shard_tokens(manifest, plan.nominal_tokens),
     )  # fmt: skip
     text = load_text(settings, manifest, tokenizer, published.peer_id, stopping, sharing)
-    model = build_initial_model(manifest, tokenizer)
-    resumed = read_resumed(
-        settings, manifest, FlatLayout.of(model).numel, recipe.optimizer.num_buffers, kept_beside(recipe)
-    )
-    shared = share(agent, model, recipe, resumed)
-    lead = begin_lead(settings, manifest, tokenizer.vocab_size, compute, model) if ranks.count > 1 else None
-    document_end = tokenizer.eos_id if manifest.data.document_mask else None
-    if not ranks.sharded:
-        place(model, device, ranks)
-    check_trains(manifest.model, model, manifest.data.sequence_length, document_end)
-    if ranks.sharded:
-        place(model, device, ranks)
-    prepare(model, compute)
-    shared = led(shared, lead, model, agent, resumed)
+    model, shared, lead, resumed = _placed_model(settings, plan, tokenizer, agent, compute, device)
     optimizer = _optimizer(model, manifest, recipe, compute.eight_bit)
     inner, rounds = recipe.inner_settings(manifest.inner), manifest.rounds
     hook, again = hook_of(recipe.local, model, shared.layout, optimizer, inner, compute)
@@ -140,16 +127,10 @@ def assemble(
     connection = AgentConnection(agent, start, shared.mapped)
     sync = _synchroniser(connection, recipe, local, (optimizer, state.reset), limits, on_message, stopping)
     if resumed is not None:
-        if recipe.payload != "gradient":
-            state.load(resumed.tensors["optimizer"])
-        sync.resume(resumed.state["progress"], resumed.tensors.get("second", {}))
-    rate = rate_of(plan, sync, resumed is not None)
+        _resume(resumed, recipe, state, sync)
     hook.limit = ComputeLimit.of(recipe.straggler.timeout, device)
-    trainer = (LeadTrainer if lead else Trainer)(model.train(), optimizer, inner, rate, hook=hook, compute=compute)
-    if isinstance(trainer, LeadTrainer) and lead is not None:
-        trainer.lead = lead
-        if ranks.sharded:
-            lead_forward(lead, model)
+    rate = rate_of(plan, sync, resumed is not None)
+    trainer = trainer_of(lead, model.train(), optimizer, inner, rate, hook=hook, compute=compute)
     return Peer(
         settings=settings, manifest=manifest, published=published, recipe=recipe, agent=agent, model=model,
         replica=shared.replica, state=state, trainer=trainer, text=text, sync=sync,
@@ -167,6 +148,35 @@ def _fitting_compute(
     log.info("%s", plan_in_words(manifest, size, device, compute, rule))
     log_finding(run_disk_finding(settings, plan, size.trained).require())
     return compute
+
+
+def _placed_model(
+    settings: PeerSettings, plan: RunPlan, tokenizer: Tokenizer, agent: AgentProcess, compute: Compute,
+    device: torch.device,
+) -> tuple[PreTrainedModel, SharedModel, Lead | None, Resumed | None]:  # fmt: skip
+    """The model on its devices, once it has made a step; what of it is shared with the agent; the lead of further
+    ranks; and the checkpoint that it continues.
+    """
+    manifest, recipe, ranks = plan.manifest, plan.recipe, compute.ranks
+    model = build_initial_model(manifest, tokenizer)
+    numel, kept = FlatLayout.of(model).numel, kept_beside(recipe)
+    resumed = read_resumed(settings, manifest, numel, recipe.optimizer.num_buffers, kept)
+    shared = share(agent, model, recipe, resumed)
+    lead = begin_lead(settings, manifest, tokenizer.vocab_size, compute, model) if ranks.count > 1 else None
+    if not ranks.sharded:
+        place(model, device, ranks)
+    document_end = tokenizer.eos_id if manifest.data.document_mask else None
+    check_trains(manifest.model, model, manifest.data.sequence_length, document_end)
+    if ranks.sharded:  # only now: one rank alone cannot make a step of a model that is cut
+        place(model, device, ranks)
+    prepare(model, compute)
+    return model, led(shared, lead, model, agent, resumed), lead, resumed
+
+
+def _resume(resumed: Resumed, recipe: Recipe, state: OptimizerState, sync: SwarmSync) -> None:
+    if recipe.payload != "gradient":  # then the outer optimizer makes the steps
+        state.load(resumed.tensors["optimizer"])
+    sync.resume(resumed.state["progress"], resumed.tensors.get("second", {}))
 
 
 def _synchroniser(

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from peer.protocol.coverage import Coverage
-from peer.protocol.manifest import PARTS
+from peer.protocol.data_spec import PARTS_PER_SHARD
 
 COLUMNS = 1000
 COLOURS = ("#eeeeee", "#0072B2", "#D55E00")  # Okabe and Ito, 2008: never, once, more often
@@ -44,7 +44,7 @@ def draw_coverage(coverage: Coverage, title: str) -> bytes:
 
 
 def _row(counts: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    columns = min(COLUMNS, len(counts) // PARTS or 1)
+    columns = min(COLUMNS, len(counts) // PARTS_PER_SHARD or 1)
     edges = np.linspace(0, len(counts), columns, endpoint=False).astype(int)
     least, most = np.minimum.reduceat(counts, edges), np.maximum.reduceat(counts, edges)
     return np.where(least == 0, 0, np.minimum(most, 2)).astype(np.uint8)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,18 +51,30 @@ def share_memory(lead: Lead, memory: SharedState, descriptor: int) -> None:
 class LeadTrainer(Trainer):
     """Makes steps together with the other ranks.
 
-    Attributes:
+    Args:
         lead: tells them.
+        arguments, named: of `Trainer`.
     """
 
-    lead: Lead
+    def __init__(self, lead: Lead, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.lead = lead
 
     def step(self, batch: Batch | Tensor) -> StepResult:
         """As `Trainer.step`, of a whole batch."""
         return super().step(self.lead.deal(Batch.of(batch), self._lr_at()))
 
 
-def lead_forward(lead: Lead, model: PreTrainedModel) -> None:
+def trainer_of(lead: Lead | None, model: PreTrainedModel, *arguments: Any, **named: Any) -> Trainer:
+    """The trainer of one device, or of all that `lead` tells what to do; arguments as of `Trainer`."""
+    if lead is None:
+        return Trainer(model, *arguments, **named)
+    if lead.ranks.sharded:
+        _lead_forward(lead, model)
+    return LeadTrainer(lead, model, *arguments, **named)
+
+
+def _lead_forward(lead: Lead, model: PreTrainedModel) -> None:
     """Whenever rank 0 runs a sharded model by itself, to validate it or to write a text, the others take part."""
     def before(*_: object) -> None:
         if not torch.is_grad_enabled():

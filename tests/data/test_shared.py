@@ -12,7 +12,7 @@ from peer.data.batches import Batches
 from peer.data.packing import PackedTokens
 from peer.data.shared import AHEAD_S, SeededShards, SharedSources, SharedWindows, shard_count
 from peer.link.messages import Leased, LivePeers
-from peer.protocol.manifest import PARTS
+from peer.protocol.data_spec import PARTS_PER_SHARD
 from peer.protocol.ranges import Range, joined
 from peer.protocol.records import PeerRecord
 
@@ -47,7 +47,7 @@ def test_a_shard_has_windows_from_everywhere_and_the_same_ones_on_all_peers() ->
 
 
 def shard(number: int, epoch: int = 0) -> Range:
-    return Range(epoch, number * PARTS, (number + 1) * PARTS)
+    return Range(epoch, number * PARTS_PER_SHARD, (number + 1) * PARTS_PER_SHARD)
 
 
 def test_a_leased_shard_is_read_whole_and_its_parts_are_used_as_they_end() -> None:
@@ -55,7 +55,7 @@ def test_a_leased_shard_is_read_whole_and_its_parts_are_used_as_they_end() -> No
     shared.hear([shard(3), shard(1)], [])
     assert shared.open == [shard(3), shard(1)]
     rows = firsts(shared, 5)
-    assert shared.used == [Range(0, 3 * PARTS, 3 * PARTS + 4)]
+    assert shared.used == [Range(0, 3 * PARTS_PER_SHARD, 3 * PARTS_PER_SHARD + 4)]
     rows += firsts(shared, 15)
     assert sorted(rows) == list(range(60, 80))
     assert rows != sorted(rows)
@@ -68,11 +68,11 @@ def test_a_shard_that_is_taken_over_continues_where_the_chain_shows() -> None:
     one.hear([shard(2)], [])
     read = firsts(one, 13)
     reached = one.used[-1].end
-    assert reached == 2 * PARTS + 10
-    other.hear([Range(0, reached, 3 * PARTS)], [])
+    assert reached == 2 * PARTS_PER_SHARD + 10
+    other.hear([Range(0, reached, 3 * PARTS_PER_SHARD)], [])
     rest = firsts(other, 7)
     assert Counter(read + rest) == Counter(range(40, 60))
-    assert other.used == [Range(0, reached, 3 * PARTS)]
+    assert other.used == [Range(0, reached, 3 * PARTS_PER_SHARD)]
     one.hear([], [shard(2)])  # the chain, or another lease, says so
     assert (one.open, one.place) == ([], (0, 0, 0))
 
@@ -80,11 +80,11 @@ def test_a_shard_that_is_taken_over_continues_where_the_chain_shows() -> None:
 @pytest.mark.parametrize(("windows", "shards"), [(3, 1), (7, 3), (100, 100), (333, 10)])
 def test_every_window_is_read_once_whatever_the_sizes(windows: int, shards: int) -> None:
     shared = source(windows, shards)
-    shared.hear([Range(0, 0, 1), Range(0, 1, PARTS), *(shard(number) for number in range(1, shards))], [])
+    shared.hear([Range(0, 0, 1), Range(0, 1, PARTS_PER_SHARD), *(shard(number) for number in range(1, shards))], [])
     assert sorted(firsts(shared, windows)) == list(range(windows))
     shared.hear([shard(0, epoch=1)], [])
     firsts(shared, 1)
-    assert joined(one for one in shared.used if one.epoch == 0) == [Range(0, 0, shards * PARTS)]
+    assert joined(one for one in shared.used if one.epoch == 0) == [Range(0, 0, shards * PARTS_PER_SHARD)]
     assert shared.unleased == 0
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from peer.data.packing import PackedTokens
 from peer.data.shared import SeededShards, SharedSources, SharedWindows
-from peer.protocol.manifest import PARTS
+from peer.protocol.data_spec import PARTS_PER_SHARD
 from peer.protocol.ranges import ClaimRule
 from tests.network.harness import TestSwarm
 from tests.network.members import Member
@@ -23,7 +23,7 @@ SHARDS, WINDOWS, LENGTH, BATCH, STEPS = 200, 64, 8, 4, 5  # a shard lasts some r
 SHARED = f"shared: {{digest: '{'a' * 64}', shards: [{SHARDS}], shard_tokens: {WINDOWS * LENGTH}}}"
 MOST_PARTS = ClaimRule(shards=(SHARDS,), most_parts=2 + 2 * STEPS * BATCH).most_parts
 KILLS = 6
-LAST_PARTS = KILLS * STEPS * BATCH * PARTS // WINDOWS  # that the victims trained and no round held
+LAST_PARTS = KILLS * STEPS * BATCH * PARTS_PER_SHARD // WINDOWS  # that the victims trained and no round held
 
 
 @dataclass
@@ -79,7 +79,7 @@ def test_two_peers_read_different_shards_and_the_chain_says_which(make_swarm: Ca
     assert one.source.unleased == 0
     found = coverage_of(swarm.bootstraps[-1].address)
     (epoch,) = found["sources"][0]["epochs"]
-    assert epoch["parts_once"] >= 4 * 2 * STEPS * BATCH * PARTS // WINDOWS * 3 // 5  # of four rounds
+    assert epoch["parts_once"] >= 4 * 2 * STEPS * BATCH * PARTS_PER_SHARD // WINDOWS * 3 // 5  # of four rounds
     assert epoch["parts_twice_or_more"] == 0
     assert set(found["peers"]) == {one.peer_id, two.peer_id}
 
@@ -111,8 +111,8 @@ def test_a_kill_costs_its_last_round_at_most_and_what_is_read_twice_is_listed(
         swarm.drive(lambda goal=goal: trained(members) >= goal, timeout_s=120.0)
     print(json.dumps(found), victims, [member.source.unleased for member in members if member.source])
     assert epochs[0]["parts_never"] <= LAST_PARTS
-    assert epochs[0]["parts_once"] >= (SHARDS - KILLS) * PARTS
-    assert epochs[0]["readings_again"] <= KILLS * PARTS
+    assert epochs[0]["parts_once"] >= (SHARDS - KILLS) * PARTS_PER_SHARD
+    assert epochs[0]["readings_again"] <= KILLS * PARTS_PER_SHARD
     again = found["sources"][0]["again"]["0"]
     assert sum(end - first for first, end in again) == epochs[0]["parts_twice_or_more"]
-    assert sum(peer["refused"] for peer in found["peers"].values()) <= 2 * PARTS * len(members)
+    assert sum(peer["refused"] for peer in found["peers"].values()) <= 2 * PARTS_PER_SHARD * len(members)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from peer.protocol.coverage import KEPT_EPOCHS, Coverage, EpochCoverage
+from peer.protocol.data_spec import PARTS_PER_SHARD
 from peer.protocol.lineage import Link, Member
-from peer.protocol.manifest import PARTS
 from peer.protocol.ranges import Range
 
 RUN = "1" * 64
@@ -33,12 +33,12 @@ def test_parts_are_counted_once_twice_and_never_by_source_and_by_peer() -> None:
 
 def test_a_shard_is_done_when_all_its_parts_are_and_says_what_is_missing() -> None:
     epoch = EpochCoverage(3)
-    epoch.add(PARTS + 4, 2 * PARTS)
-    epoch.add(PARTS, PARTS + 2)
-    assert epoch.missing(0) == (0, PARTS)
-    assert epoch.missing(1) == (PARTS + 2, PARTS + 4)
+    epoch.add(PARTS_PER_SHARD + 4, 2 * PARTS_PER_SHARD)
+    epoch.add(PARTS_PER_SHARD, PARTS_PER_SHARD + 2)
+    assert epoch.missing(0) == (0, PARTS_PER_SHARD)
+    assert epoch.missing(1) == (PARTS_PER_SHARD + 2, PARTS_PER_SHARD + 4)
     assert not epoch.done.any()
-    epoch.add(PARTS + 2, PARTS + 4)
+    epoch.add(PARTS_PER_SHARD + 2, PARTS_PER_SHARD + 4)
     assert epoch.done.tolist() == [False, True, False]
     assert epoch.missing(1) is None
     for _ in range(300):
@@ -49,7 +49,7 @@ def test_a_shard_is_done_when_all_its_parts_are_and_says_what_is_missing() -> No
 
 def test_an_epoch_is_believed_once_half_of_the_one_before_is_covered() -> None:
     coverage = Coverage((4,))
-    half = 2 * PARTS
+    half = 2 * PARTS_PER_SHARD
     coverage.add(link(("a", f"0:0-{half - 1}"), ("b", "1:0-5,7:0-1")))
     assert coverage.refused == {"b": 6}
     coverage.add(link(("a", f"0:{half - 1}-{half},1:0-5"), ("b", "2:0-1")))
@@ -60,15 +60,15 @@ def test_an_epoch_is_believed_once_half_of_the_one_before_is_covered() -> None:
 def test_memory_is_bounded_by_shards_whatever_is_claimed() -> None:
     coverage = Coverage((4,))
     for epoch in range(20):
-        for start in range(0, 4 * PARTS, PARTS):
-            coverage.claim("a", Range(epoch, start, start + PARTS))
-        coverage.claim("liar", Range(epoch + 5, 0, PARTS))
+        for start in range(0, 4 * PARTS_PER_SHARD, PARTS_PER_SHARD):
+            coverage.claim("a", Range(epoch, start, start + PARTS_PER_SHARD))
+        coverage.claim("liar", Range(epoch + 5, 0, PARTS_PER_SHARD))
     source = coverage.sources[0]
     assert len(source.epochs) == KEPT_EPOCHS
     assert [one.epoch for one in source.sums()] == list(range(20))
-    assert all(one.never == 0 and one.once == 4 * PARTS for one in source.sums())
-    coverage.claim("liar", Range(0, 0, PARTS))  # of an epoch that is only a sum by now
-    assert coverage.refused == {"liar": 21 * PARTS}
+    assert all(one.never == 0 and one.once == 4 * PARTS_PER_SHARD for one in source.sums())
+    coverage.claim("liar", Range(0, 0, PARTS_PER_SHARD))  # of an epoch that is only a sum by now
+    assert coverage.refused == {"liar": 21 * PARTS_PER_SHARD}
 
 
 def test_a_chain_with_claims_that_no_rule_allows_is_counted_without_them() -> None:

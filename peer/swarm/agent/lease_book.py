@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from peer.protocol.coverage import EpochCoverage, SourceCoverage
-from peer.protocol.manifest import PARTS
+from peer.protocol.data_spec import PARTS_PER_SHARD
 from peer.protocol.ranges import MAX_LEASED, Range
 
 Shard = tuple[int, int]
@@ -72,7 +72,9 @@ class LeaseBook:
         """
         self._open = {(piece.epoch, piece.shard): piece for piece in open}
         self._pending = {
-            (one.epoch, shard) for one in pending for shard in range(one.first // PARTS, -(-one.end // PARTS))
+            (one.epoch, shard)
+            for one in pending
+            for shard in range(one.first // PARTS_PER_SHARD, -(-one.end // PARTS_PER_SHARD))
         }
         self._given = {shard: given for shard, given in self._given.items() if given[1] > heard}
 
@@ -169,7 +171,7 @@ class LeaseBook:
 
 def whole(shard: int) -> tuple[int, int]:
     """The parts of a shard, as [first, end)."""
-    return shard * PARTS, (shard + 1) * PARTS
+    return shard * PARTS_PER_SHARD, (shard + 1) * PARTS_PER_SHARD
 
 
 @lru_cache(maxsize=1 << 14)

@@ -12,8 +12,8 @@ from typing import Protocol
 from peer.errors import ProtocolError
 from peer.link.channel import TrainerLink
 from peer.link.messages import DataUse, Leased
-from peer.protocol.manifest import PARTS
-from peer.protocol.ranges import Range, read_ranges, write_ranges
+from peer.protocol.data_spec import PARTS_PER_SHARD
+from peer.protocol.ranges import Range, read_ranges, within, write_ranges
 from peer.protocol.records import PeerRecord
 from peer.swarm.agent.lease_book import LeaseBook, SeenLeases
 from peer.swarm.state.chain import ChainStore
@@ -52,16 +52,16 @@ class DataLeases:
     def text(self) -> str:
         """What this peer's record says: where it holds more ranges than a record may list, the newest are left out."""
         held = [
-            Range(one.epoch, one.first + start, one.end + start)
-            for book, start in zip(self._books, self._starts, strict=False) for one in book.leases
-        ]  # fmt: skip
+            one.shifted(start) for book, start in zip(self._books, self._starts, strict=False) for one in book.leases
+        ]
         return write_ranges(held)
 
     def hear(self, use: DataUse) -> None:
         """The trainer says how far it is; it is answered at once if anything changes."""
         self._use = use
         for index, book in enumerate(self._books):
-            book.hear(self._within(use.open, index, PARTS), self._within(use.pending, index, PARTS), use.heard)
+            of_source = self._of_source(index, PARTS_PER_SHARD)
+            book.hear(within(use.open, *of_source), within(use.pending, *of_source), use.heard)
         self.update()
 
     async def run(self, period_s: float) -> None:
@@ -80,12 +80,11 @@ class DataLeases:
         for index, (book, wanted) in enumerate(zip(self._books, self._use.wanted, strict=False)):
             if not self._shards[index]:
                 continue
-            own = {peer_id: self._within(ranges, index, 1) for peer_id, ranges in leases.items()}
+            own = {peer_id: within(ranges, *self._of_source(index)) for peer_id, ranges in leases.items()}
             seen = SeenLeases(self._shards[index], own)
             changes = book.update(self._history.coverage.sources[index], seen, wanted, self._number + 1, self._clock())
             for found, pieces in zip((taken, lost), changes, strict=True):
-                by = self._starts[index] * PARTS
-                found += [Range(piece.epoch, piece.first + by, piece.end + by) for piece in pieces]
+                found += [piece.shifted(self._starts[index] * PARTS_PER_SHARD) for piece in pieces]
         if taken or lost:
             self._number += 1
             self._trainer.tell(Leased(number=self._number, taken=tuple(taken), lost=tuple(lost)))
@@ -99,10 +98,6 @@ class DataLeases:
                     found[peer_id] = read_ranges(record.leases, self._starts[-1])
         return found
 
-    def _within(self, ranges: Sequence[Range], index: int, unit: int) -> list[Range]:
-        """What of these ranges is of one source, counted from its start."""
-        start, stop = self._starts[index] * unit, self._starts[index + 1] * unit
-        return [
-            Range(one.epoch, max(one.first, start) - start, min(one.end, stop) - start)
-            for one in ranges if one.first < stop and one.end > start
-        ]  # fmt: skip
+    def _of_source(self, index: int, unit: int = 1) -> tuple[int, int]:
+        """Start and end of one source among all of them, in shards or in a unit of which a shard has several."""
+        return self._starts[index] * unit, self._starts[index + 1] * unit

@@ -192,7 +192,7 @@ class CertificateFile:
                 file.flush()
                 os.fsync(file.fileno())
             made.tally = tally_of(chain)
-            made.coverage.add_all(chain if any(self._shards) else ())
+            made.coverage.add_all(chain)
             temporary.replace(self.path)
         except OSError:
             temporary.unlink(missing_ok=True)

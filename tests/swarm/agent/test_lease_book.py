@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from peer.protocol.coverage import SourceCoverage
-from peer.protocol.manifest import PARTS
+from peer.protocol.data_spec import PARTS_PER_SHARD
 from peer.protocol.ranges import MAX_LEASED, Range
 from peer.swarm.agent.lease_book import LeaseBook, SeenLeases, rank, whole
 
@@ -100,7 +100,7 @@ def test_what_a_dead_peer_left_is_free_from_where_the_chain_shows() -> None:
     swarm.chain.add(0, 0, 5)
     assert swarm.update("b") == ([], [])
     del swarm.records["a"]  # it has expired, or its peer has left
-    assert swarm.update("b")[0] == [Range(0, 5, PARTS)]
+    assert swarm.update("b")[0] == [Range(0, 5, PARTS_PER_SHARD)]
 
 
 def test_parts_that_others_have_certified_are_given_up() -> None:
@@ -133,14 +133,14 @@ def test_a_lease_that_does_not_advance_is_taken_over_only_when_nothing_is_free()
     assert [one.epoch for one in taken] == [1]
     swarm.open["a"].clear()
     swarm.now = PATIENCE_S / 2
-    swarm.chain.add(0, PARTS, PARTS + 1)  # it advances
+    swarm.chain.add(0, PARTS_PER_SHARD, PARTS_PER_SHARD + 1)  # it advances
     swarm.update("a", wanted=1)
     swarm.open["a"].clear()
     swarm.now = PATIENCE_S + 1
     assert [one.epoch for one in swarm.update("a", wanted=1)[0]] == [1]
     swarm.open["a"].clear()
     swarm.now = 2 * PATIENCE_S + 1
-    assert swarm.update("a", wanted=1)[0] == [Range(0, PARTS + 1, 2 * PARTS)]
+    assert swarm.update("a", wanted=1)[0] == [Range(0, PARTS_PER_SHARD + 1, 2 * PARTS_PER_SHARD)]
     assert swarm.update("a", wanted=1)[1] == []  # whatever its holder says now
 
 
@@ -152,7 +152,7 @@ def test_a_peer_that_leases_everything_holds_sixteen_shards() -> None:
         swarm.update("a", wanted=1)
         swarm.train("a")
         swarm.commit("a")
-    assert swarm.chain.epochs[0].covered == (1000 - MAX_LEASED) * PARTS
+    assert swarm.chain.epochs[0].covered == (1000 - MAX_LEASED) * PARTS_PER_SHARD
     while not swarm.chain.epochs[0].done.all():
         swarm.update("a", wanted=1)
         swarm.open["a"].clear()

@@ -12,7 +12,7 @@ from peer.data.shared import AHEAD_S, MAX_OPEN, SHARD_TOKENS
 from peer.protocol.coverage import SourceCoverage
 from peer.protocol.data_spec import PARTS_PER_SHARD
 from peer.protocol.ranges import MAX_LEASED, Range, joined, write_ranges
-from peer.swarm.agent.lease_book import LeaseBook, SeenLeases, whole
+from peer.swarm.agent.lease_book import LeaseBook, SeenLeases, parts_of
 from peer.swarm.runtime.timing import STANDARD
 
 NAME = "leases"
@@ -103,7 +103,7 @@ class LeaseSwarm:
         if name in self._greedy:
             peer.expires_at = self.now + TTL_S
             if not peer.open:
-                peer.open = [Range(0, *whole(self._rng.randrange(self.chain.shards - MAX_LEASED)))]
+                peer.open = [Range(0, *parts_of(self._rng.randrange(self.chain.shards - MAX_LEASED)))]
             self._records[name] = [Range(0, peer.open[0].shard, peer.open[0].shard + MAX_LEASED)]
             return
         self._train(peer)

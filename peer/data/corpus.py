@@ -26,6 +26,7 @@ from peer.data.worker import Beginning
 from peer.data.workers import Workers
 from peer.errors import UserError
 from peer.protocol import hashing
+from peer.protocol.data_spec import SharedData
 from peer.protocol.manifest import DataSpec
 from peer.system.clock import awake_clock
 
@@ -225,7 +226,7 @@ class _Opening:
     def _shared_out(self, sources: Sequence[WindowSource | SharedWindows]) -> list[WindowSource | SharedWindows]:
         """The sources in memory as what peers share out, where they do: leased if this is the text of the manifest."""
         sharing, spec = self._sharing, self._spec
-        shared = spec.shared if spec.shared is not None and spec.shared.digest == self._shareable.digest else None
+        shared = spec.shared if self._fits(spec.shared, sources) else None
         if sharing is None or spec.assignment == "free" or (self._own_files and shared is None):
             return list(sources)
         if spec.shared is not None and shared is None:
@@ -246,6 +247,13 @@ class _Opening:
             )
             start += shards
         return found
+
+    def _fits(self, shared: SharedData | None, sources: Sequence[WindowSource | SharedWindows]) -> bool:
+        """Whether this is the text that the organiser has cut, and each shard has a window."""
+        return shared is not None and shared.digest == self._shareable.digest and all(
+            0 < shards <= len(source.windows)
+            for source, shards in zip(sources, shared.shards, strict=True) if isinstance(source, Resident)
+        )  # fmt: skip
 
     def _streamed(self, number: int, source: TextSource, wanted: int) -> tuple[WindowSource, list[Any]]:
         streamed, described = self._stream(number, source)

@@ -11,10 +11,9 @@ from peer.data.shared import shard_count
 from peer.data.sources import list_sources
 from peer.data.tokenizer import Tokenizer
 from peer.protocol import hashing
-from peer.protocol.data_spec import SharedData
+from peer.protocol.data_spec import HELD_IN_MEMORY, SharedData
 from peer.protocol.manifest import RunManifest
 
-HELD_IN_MEMORY = ("python-stdlib", "instructions")
 SAMPLE_CHARS = 1 << 20  # that are tokenised
 
 
@@ -49,7 +48,7 @@ def shared_data(manifest: RunManifest, tokenizer: Tokenizer, nominal_tokens: int
         UserError: a source that does not exist.
     """
     spec, text, shards = manifest.data, SharedText(), []
-    tokens_of_all = 0
+    least_tokens = []  # of a shard of each source: more parts fit a contribution where they are small
     for number, source in enumerate(spec.sources):
         if source.kind not in HELD_IN_MEMORY:
             shards.append(0)
@@ -63,11 +62,11 @@ def shared_data(manifest: RunManifest, tokenizer: Tokenizer, nominal_tokens: int
         tokens = _tokens(documents, DocumentEncoder(tokenizer.encoder(), spec.train_on))
         least = least_shard_tokens(manifest, nominal_tokens)
         shards.append(shard_count(tokens // spec.sequence_length, spec.sequence_length, spec.shard_sequences, least))
-        tokens_of_all += tokens
+        least_tokens.append(tokens // shards[-1])
     if not sum(shards):
         return None
     return SharedData(
-        digest=text.digest, shards=tuple(shards), shard_tokens=max(1, tokens_of_all // sum(shards))
+        digest=text.digest, shards=tuple(shards), shard_tokens=max(1, min(least_tokens))
     )
 
 

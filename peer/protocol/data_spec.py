@@ -10,6 +10,7 @@ from peer.protocol.spec import HUB_PATTERN, Digest, Revision, Spec, Text
 
 MAX_SHARDS = 1 << 17  # of all sources together
 PARTS_PER_SHARD = 16
+HELD_IN_MEMORY = ("python-stdlib", "instructions")  # what peers can share out
 
 # With an owner: without one it is a format, such as `text`, of files in the working directory.
 DataName = Annotated[str, Field(pattern=HUB_PATTERN.replace("?$", "$"))]
@@ -88,3 +89,13 @@ class DataSpec(Spec):
     assignment: Literal["free", "seeded", "leases"] = "leases"
     shard_sequences: int | None = Field(default=None, ge=1, le=2**24)
     shared: SharedData | None = None
+
+    @model_validator(mode="after")
+    def _shares_what_it_names(self) -> DataSpec:
+        if self.shared is not None:
+            if len(self.shared.shards) != len(self.sources):
+                raise ValueError(f"shared.shards: {len(self.shared.shards)} of {len(self.sources)} sources")
+            for source, shards in zip(self.sources, self.shared.shards, strict=True):
+                if shards and source.kind not in HELD_IN_MEMORY:
+                    raise ValueError(f"shared.shards={shards} of a source of kind {source.kind}, which is streamed")
+        return self

@@ -104,7 +104,8 @@ class ClaimRule:
 
     Attributes:
         shards: of each source.
-        most_parts: of one contribution: twice those that its tokens are of, and two that were begun before.
+        most_parts: of one contribution: twice those that its tokens are of, and two that were begun before; no more
+            than a peer may lease.
     """
 
     shards: tuple[int, ...] = ()
@@ -115,7 +116,8 @@ class ClaimRule:
         """The rule of a run; without shared data no member claims anything."""
         if data is None:
             return cls()
-        return cls(data.shards, 2 + 2 * -(-nominal_tokens * PARTS_PER_SHARD // data.shard_tokens))
+        most = 2 + 2 * -(-nominal_tokens * PARTS_PER_SHARD // data.shard_tokens)
+        return cls(data.shards, min(most, MAX_LEASED * PARTS_PER_SHARD))
 
     def check(self, who: str, text: str, fragment: int) -> None:
         """Raise ProtocolError if a member claims what it cannot have trained; only of fragment 0 it claims anything."""

@@ -128,6 +128,7 @@ class RankProcesses:
                     self._lost.set()
                     if not self._closing.wait(GRACE_S):
                         print(UserError(self._why, self._hint).render(), file=sys.stderr)
+                        self._meeting.cleanup()
                         self._end(2)
                     return
 

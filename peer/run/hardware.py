@@ -34,7 +34,8 @@ def compute_of(settings: PeerSettings, manifest: RunManifest, ranks: Ranks = ALO
         what = f"{ranks.count} devices: a step of this run has {sequences} sequences, so some would have none"
         raise UserError(what, f"name at most {sequences} with --devices, or start several peers")
     recipe = resolve(manifest.recipe)
-    if ranks.sharded and (recipe.payload == "gradient" or recipe.local.reads_anchor or recipe.local.replays):
+    alike = recipe.payload != "gradient" and recipe.straggler.timeout is None  # all ranks make as many micro-batches
+    if ranks.sharded and not (alike and not recipe.local.reads_anchor and not recipe.local.replays):
         what = f"sharding=fsdp: recipe {recipe.name} changes each step, which needs the whole model on each device"
         raise UserError(what, "use --sharding ddp")
     step, timeout = ranks.rows(sequences), recipe.straggler.timeout

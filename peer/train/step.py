@@ -152,7 +152,9 @@ class Trainer:
             try:
                 loss = self._accumulate(batch)
             except Exception as error:
-                if not is_out_of_memory(error) and not is_compiled(self.model):
+                if self._ranks.sharded and is_out_of_memory(error):  # the other ranks wait for this one's part
+                    raise out_of_memory(self._device, self.micro_batch or len(batch.inputs_bt)) from None
+                if self._ranks.sharded or not (is_out_of_memory(error) or is_compiled(self.model)):
                     raise
                 problem = Problem.MEMORY if is_out_of_memory(error) else Problem.COMPILER
                 reason = reason_of(error)

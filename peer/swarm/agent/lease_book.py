@@ -119,8 +119,8 @@ class LeaseBook:
             return True
         passed_over = {self._own_id, *self._ignored.get(shard, ())}
         rivals = [peer_id for peer_id in seen.holders.get(shard, ()) if peer_id not in passed_over]
-        own = rank(self._run_id, shard, self._own_id) if rivals else b""
-        return any(rank(self._run_id, shard, peer_id) < own for peer_id in rivals)
+        own = lease_hash(self._run_id, shard, self._own_id) if rivals else b""
+        return any(lease_hash(self._run_id, shard, peer_id) < own for peer_id in rivals)
 
     def _pick(self, source: SourceCoverage, seen: SeenLeases, now: float) -> Range | None:
         for epoch, covered in (*sorted(source.epochs.items()), (source.newest + 1, None)):
@@ -136,7 +136,7 @@ class LeaseBook:
             if shard is None and covered is not None:
                 shard = self._overdue(epoch, covered, seen, np.flatnonzero(~(done | mine)), now)
             if shard is not None:
-                first, end = (covered.missing(shard) if covered is not None else None) or whole(shard)
+                first, end = (covered.missing(shard) if covered is not None else None) or parts_of(shard)
                 return Range(epoch, first, end)
         return None
 
@@ -148,33 +148,33 @@ class LeaseBook:
         starts, lengths = edges[::2], edges[1::2] - edges[::2]
         longest = int(lengths.argmax())
         start, length = int(starts[longest]), int(lengths[longest])
-        return start + int.from_bytes(rank(self._run_id, (epoch, start), self._own_id)[:8], "big") % length
+        return start + int.from_bytes(lease_hash(self._run_id, (epoch, start), self._own_id)[:8], "big") % length
 
     def _overdue(
         self, epoch: int, covered: EpochCoverage, seen: SeenLeases, shards: npt.NDArray[np.int64], now: float
     ) -> int | None:
         """One whose holder has advanced nothing for a while; not the same one for all who look for one."""
         before, overdue = self._waited, []
-        self._waited = {}
+        self._waited = {key: waited for key, waited in before.items() if key[0] != epoch}
         for shard in map(int, shards):
-            key, parts = (epoch, shard), int(np.count_nonzero(covered.counts[slice(*whole(shard))]))
+            key, parts = (epoch, shard), int(np.count_nonzero(covered.counts[slice(*parts_of(shard))]))
             since, then = before.get(key, (now, parts))
             self._waited[key] = (since, then) if then == parts else (now, parts)
             if then == parts and now - since >= self._patience_s:
                 overdue.append(key)
         if not overdue:
             return None
-        chosen = min(overdue, key=lambda key: rank(self._run_id, key, self._own_id))
+        chosen = min(overdue, key=lambda key: lease_hash(self._run_id, key, self._own_id))
         self._ignored[chosen] = frozenset(seen.holders.get(chosen, ()))
         return chosen[1]
 
 
-def whole(shard: int) -> tuple[int, int]:
+def parts_of(shard: int) -> tuple[int, int]:
     """The parts of a shard, as [first, end)."""
     return shard * PARTS_PER_SHARD, (shard + 1) * PARTS_PER_SHARD
 
 
 @lru_cache(maxsize=1 << 14)
-def rank(run_id: str, shard: Shard, peer_id: str) -> bytes:
+def lease_hash(run_id: str, shard: Shard, peer_id: str) -> bytes:
     """Of two leases of a shard the lower one stands."""
     return hashlib.sha256(f"atoll-lease-1 {run_id} {shard[0]} {shard[1]} {peer_id}".encode()).digest()

@@ -19,6 +19,8 @@ from peer.swarm.agent.lease_book import LeaseBook, SeenLeases
 from peer.swarm.state.chain import ChainStore
 from peer.system.clock import Clock
 
+MOST_BEHIND = 10  # rounds of a peer whose leases count
+
 
 class PublishedRecords(Protocol):
     """The directory of a run."""
@@ -91,11 +93,15 @@ class DataLeases:
             self._directory.announce_soon()
 
     def _leases_of_others(self) -> dict[str, list[Range]]:
-        found = {}
+        """What is believed of their records: of a peer that was in no round one shard, of one that fell behind none."""
+        found, least_round = {}, len(self._history.chain) - MOST_BEHIND
         for peer_id, record in self._directory.peers.items():
+            if not record.leases or record.round < least_round:
+                continue
             with contextlib.suppress(ProtocolError):
-                if record.leases:
-                    found[peer_id] = read_ranges(record.leases, self._starts[-1])
+                ranges = read_ranges(record.leases, self._starts[-1])
+                first = ranges[0]._replace(end=ranges[0].first + 1)
+                found[peer_id] = ranges if self._history.seen[peer_id] else [first]
         return found
 
     def _of_source(self, index: int, unit: int = 1) -> tuple[int, int]:

@@ -18,7 +18,9 @@ HINT = "try again when a peer of the run is online, or name the output folder of
 
 
 async def coverage_of_run(node: Node, manifest: RunManifest, directory: Directory) -> tuple[int, Coverage]:
-    """(rounds, what was trained on) by the heaviest chain that a peer shows; the bootstrap that has followed it, too.
+    """(rounds, what was trained on) by the chain of the node whose address was given, else by that of a peer.
+
+    Those that claim the most come first. A stranger can claim anything, and sign a chain of its own.
 
     Raises:
         UserError: no peer shows one.
@@ -26,9 +28,12 @@ async def coverage_of_run(node: Node, manifest: RunManifest, directory: Director
     await directory.refresh()
     heaviest = sorted(directory.peers.items(), key=lambda item: -item[1].lineage_weight)
     problem = "no peer answers"
-    for donor in [*(peer_id for peer_id, _ in heaviest), *node.introducers]:
+    for donor in dict.fromkeys([*node.introducers, *(peer_id for peer_id, _ in heaviest)]):
         try:
-            return await _read(node, manifest, donor)
+            found = await _read(node, manifest, donor)
+            if found[0]:
+                return found
+            problem = "no round has been made"
         except (ProtocolError, StreamClosedError) as error:
             problem = str(error)
     raise UserError(f"no peer of the run shows its chain: {problem}", HINT)

@@ -10,7 +10,7 @@ import pytest
 from peer.protocol.coverage import SourceCoverage
 from peer.protocol.data_spec import PARTS_PER_SHARD
 from peer.protocol.ranges import MAX_LEASED, Range
-from peer.swarm.agent.lease_book import LeaseBook, SeenLeases, rank, whole
+from peer.swarm.agent.lease_book import LeaseBook, SeenLeases, lease_hash, parts_of
 
 RUN = "run"
 PATIENCE_S = 60.0
@@ -51,7 +51,7 @@ class Swarm:
 
 
 def piece(shard: int, epoch: int = 0) -> Range:
-    return Range(epoch, *whole(shard))
+    return Range(epoch, *parts_of(shard))
 
 
 def shards_in(pieces: list[Range]) -> list[int]:
@@ -75,7 +75,7 @@ def test_of_two_leases_of_a_shard_the_lower_hash_stands() -> None:
     for peer_id in "ab":
         swarm.update(peer_id, wanted=0)
     for shard in (3, 4):
-        winner = min("ab", key=lambda peer_id: rank(RUN, (0, shard), peer_id))
+        winner = min("ab", key=lambda peer_id: lease_hash(RUN, (0, shard), peer_id))
         loser = "b" if winner == "a" else "a"
         swarm.update(winner, wanted=0)
         swarm.update(loser, wanted=0)
@@ -106,7 +106,7 @@ def test_what_a_dead_peer_left_is_free_from_where_the_chain_shows() -> None:
 def test_parts_that_others_have_certified_are_given_up() -> None:
     swarm = Swarm(2, "a")
     swarm.update("a")
-    swarm.chain.add(0, *whole(1))
+    swarm.chain.add(0, *parts_of(1))
     _, lost = swarm.update("a")
     assert lost == [piece(1)]
 

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from peer.data.batches import Batches
+from peer.data.corpus import ReadingOptions, Sharing, open_corpus
 from peer.data.packing import PackedTokens
+from peer.data.resident import read_documents, split_documents
+from peer.data.shareable import SharedText
 from peer.data.shared import AHEAD_S, SeededShards, SharedSources, SharedWindows, shard_count
+from peer.data.sources import list_sources
+from peer.data.tokenizer import load_tokenizer
 from peer.link.messages import Leased, LivePeers
-from peer.protocol.data_spec import PARTS_PER_SHARD
+from peer.protocol.data_spec import PARTS_PER_SHARD, DataSpec, SharedData
+from peer.protocol.manifest import TokenizerSpec
 from peer.protocol.ranges import Range, joined
 from peer.protocol.records import PeerRecord
 
@@ -178,3 +185,19 @@ def test_a_shard_is_about_a_million_tokens_but_64_make_a_small_corpus() -> None:
     assert shard_count(6_400, 128, 32, 128 * 640) == 200
     assert shard_count(3, 128, None, 1024) == 1
     assert shard_count(2**40, 8, 1, 8) == 1 << 17
+
+
+@pytest.mark.parametrize(("shards", "leased"), [(8, True), (10**5, False)], ids=["as it was cut", "more than windows"])
+def test_the_text_that_the_organiser_cut_is_leased(tmp_path: Path, shards: int, leased: bool) -> None:
+    (tmp_path / "text.txt").write_text("one document\n" * 400)
+    tokenizer = load_tokenizer(TokenizerSpec())
+    options = ReadingOptions(
+        train_files=(str(tmp_path / "text.txt"),), validates=False, cache=tmp_path / "cache", hub_headers={},
+        sharing=Sharing(peer_id="a", run_seed=1, least_tokens=16),
+    )  # fmt: skip
+    spec, text = DataSpec(sequence_length=16), SharedText()
+    [of_files] = list_sources(spec, options.train_files)
+    text.add(0, split_documents(read_documents(of_files), spec.validation_fraction)[0])
+    cut = SharedData(digest=text.digest, shards=(shards,), shard_tokens=16)
+    corpus = open_corpus(spec.model_copy(update={"shared": cut}), tokenizer, options, 1)
+    assert bool(corpus.shared.report([], 0.0)) == leased

@@ -86,6 +86,7 @@ def test_unknown_and_bad_keys_are_all_named_with_their_remedy():
 
 
 FILE = {"name": "tokenizer.json", "size": 9, "digest": "a" * 64}
+CUT = {"digest": "a" * 64, "shards": [4], "shard_tokens": 100}
 CONFIG = {**FILE, "name": "tokenizer_config.json"}
 
 
@@ -107,6 +108,8 @@ CONFIG = {**FILE, "name": "tokenizer_config.json"}
     ({"tokenizer": {"kind": "folder", "files": [{**FILE, "digest": "../x"}]}}, "must be 64 hex digits"),
     ({"data": {"sources": [{"name": "a/b"}]}}, "'name' goes with kind 'hub', and only with it"),
     ({"data": {"sources": [{"kind": "web"}]}}, "'files' goes with kind 'web', and only with it"),
+    ({"data": {"shared": {**CUT, "shards": [1, 2]}}}, "shared.shards: 2 of 1 sources"),
+    ({"data": {"sources": [{"kind": "hub", "name": "a/b"}], "shared": CUT}}, "shared.shards=4 of a source of kind hub"),
     ({"inner": {"betas": [0.9, 1.0]}}, "betas=(0.9, 1.0): each must be in [0, 1)"),
     ({"model": {"pretrained": "a/b", "revision": 1234567}}, "Input should be a valid string: write it in quotes"),
     ({"rounds": {"min_group": 8, "max_group": 4}}, "min_group=8 is above max_group=4"),

@@ -10,6 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 from peer.errors import ProtocolError
 from peer.protocol.data_spec import PARTS_PER_SHARD, SharedData
 from peer.protocol.ranges import (
+    MAX_LEASED,
     MAX_RANGES,
     ClaimRule,
     Range,
@@ -76,3 +77,4 @@ def test_a_member_claims_at_most_twice_what_its_tokens_are_of() -> None:
     with pytest.raises(ProtocolError):
         ClaimRule().check("a", "0:0-1", 0)  # nor do those of a run that shares nothing out
     ClaimRule().check("a", "", 1)
+    assert ClaimRule.of(SHARED, nominal_tokens=10**9).most_parts == MAX_LEASED * PARTS_PER_SHARD

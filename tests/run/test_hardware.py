@@ -11,6 +11,7 @@ from peer.run.hardware import check_hardware, compute_of, fitting, plan_in_words
 from peer.settings import load_settings
 from peer.train.compute import Compute
 from peer.train.memory import Footprint, ModelSize
+from peer.train.ranks import Ranks
 
 CPU, GIB = torch.device("cpu"), 2**30
 SIZE = ModelSize(parameters=1_000_000, vocab_size=1000, hidden_size=512, layers=8)
@@ -40,6 +41,13 @@ def test_a_volunteer_chooses_how_and_the_manifest_what():
     assert compute(fp16=True, auto_find_batch_size=True) == Compute(
         micro_batch=8, precision="fp16", auto_micro_batch=True
     )
+
+
+@pytest.mark.parametrize("recipe", ["ddp", "dropcompute", "fedprox"])
+def test_a_recipe_whose_ranks_do_not_step_alike_is_not_sharded(recipe):
+    of_recipe = manifest(recipe={"name": recipe})
+    with pytest.raises(UserError, match=f"recipe {recipe} changes each step, which needs the whole model"):
+        compute_of(load_settings({"sharding": "fsdp", "device": "cpu"}, None, {}), of_recipe, Ranks(0, 2, sharded=True))
 
 
 def test_two_precisions_are_one_too_many():

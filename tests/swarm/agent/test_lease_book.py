@@ -144,6 +144,18 @@ def test_a_lease_that_does_not_advance_is_taken_over_only_when_nothing_is_free()
     assert swarm.update("a", wanted=1)[1] == []  # whatever its holder says now
 
 
+def test_a_lease_of_an_earlier_epoch_is_taken_over_when_the_next_is_taken_too() -> None:
+    swarm = Swarm(2, "a")
+    swarm.chain.add(0, *parts_of(0))
+    swarm.records["gone"] = [Range(0, 1, 2), Range(1, 0, 2)]
+    for swarm.now in (0.0, PATIENCE_S / 2):
+        assert swarm.update("a", wanted=1)[0] == []
+    swarm.chain.add(1, 0, 1)  # the next epoch has begun: both are looked through each time
+    for swarm.now in (PATIENCE_S, 1.1 * PATIENCE_S):
+        swarm.open["a"].clear()
+        assert swarm.update("a", wanted=1)[0] == [piece(1)]
+
+
 def test_a_peer_that_leases_everything_holds_sixteen_shards() -> None:
     swarm = Swarm(1000, "a")
     swarm.records["greedy"] = [Range(0, 0, 1000), Range(1, 0, 1000)]

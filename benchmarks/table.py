@@ -49,12 +49,13 @@ def comparison(name: str, report: dict[str, Any], pictures: Sequence[str]) -> st
         "",
         f"{report['notes'] + ' ' if 'notes' in report else ''}{report['peers']} simulated peers, a model of "
         f"{task['parameters']:,} parameters, {report['tokens']:,} tokens, seeds "
-        f"{', '.join(map(str, report['seeds']))}. Mean over the seeds and standard deviation; the gap is to `ddp` of "
-        f"the same seed. Rows and curves: [{name}.json]({name}.json).",
+        f"{', '.join(map(str, report['seeds']))}. Mean over the seeds and standard deviation; the gap is to the best "
+        f"of {_listed(report['baselines'])} with the same seed: `{report['best_baseline']}`. "
+        f"Rows and curves: [{name}.json]({name}.json).",
         "",
         f"    {report['command']}",
         "",
-        "| recipe | steps per round | validation loss | gap to ddp | MB sent per peer | reduction | utilisation |",
+        "| recipe | steps per round | validation loss | gap | MB sent per peer | reduction | utilisation |",
         "|---|---|---|---|---|---|---|",
         *map(_compared, report["summary"]),
         "",
@@ -90,6 +91,10 @@ def search(name: str, report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _listed(labels: Sequence[str]) -> str:
+    return " and ".join(f"`{label}`" for label in labels)
+
+
 def _compared(row: dict[str, Any]) -> str:
     if row["val_loss"] is None:
         return f"| `{row['label']}` | {row['steps_per_round']} | - | {'; '.join(row['notes'])} | | | |"
@@ -97,7 +102,7 @@ def _compared(row: dict[str, Any]) -> str:
     spread = f" +- {row['val_loss_std']:.4f}" if row["val_loss_std"] is not None else ""
     return (
         f"| `{row['label']}` | {row['steps_per_round']} | {row['val_loss']:.4f}{spread} | "
-        f"{100 * row['gap_to_ddp']:+.2f}% | {row['bytes_sent_per_peer'] / 1e6:.3g} | {reduction} | "
+        f"{100 * row['gap']:+.2f}% | {row['bytes_sent_per_peer'] / 1e6:.3g} | {reduction} | "
         f"{row['utilization']:.2f} |"
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,8 +93,8 @@ def parse_label(label: str) -> Choice:
     return choice
 
 
-def parse_labels(labels: list[str], reference: str) -> list[Choice]:
-    """All recipes of a comparison, `all` for every published one; `reference` is put first unless it is named.
+def parse_labels(labels: Sequence[str], baselines: Sequence[str]) -> list[Choice]:
+    """All recipes of a comparison, `all` for every published one; baselines that are not named are put first.
 
     Raises:
         UserError: as `parse_label`; a label that is there twice.
@@ -104,9 +104,7 @@ def parse_labels(labels: list[str], reference: str) -> list[Choice]:
     if len(ordered) < len(named) and "all" not in labels:
         twice = next(label for label in ordered if named.count(label) > 1)
         raise UserError(f"recipe {twice!r} is named twice", "name each once; --seeds repeats a run with other seeds")
-    if reference not in ordered:
-        ordered.insert(0, reference)
-    return [parse_label(label) for label in ordered]
+    return [parse_label(label) for label in [*(label for label in baselines if label not in ordered), *ordered]]
 
 
 def at_pace(choice: Choice, limit_steps: int) -> Recipe:

@@ -12,9 +12,8 @@ from peer.errors import UserError
 from peer.sim.campaign.job import Row
 from peer.system.output_files import replace_file
 
-REFERENCE = "ddp"
 AVERAGED = (
-    "val_loss", "gap_to_ddp", "bytes_sent_per_peer", "reduction_vs_ddp", "virtual_seconds", "utilization",
+    "val_loss", "gap", "bytes_sent_per_peer", "reduction_vs_ddp", "virtual_seconds", "utilization",
     "wall_seconds",
 )
 
@@ -24,14 +23,15 @@ class CampaignReport:
 
     Args:
         settings: what all rows have in common, see `plan.common_settings`.
+        baselines: those of the labels whose best one, by its mean loss, the gaps are to.
     """
 
     def __init__(
         self, *, command: str, task: Mapping[str, Any], settings: Mapping[str, Any], labels: Sequence[str],
-        seeds: Sequence[int],
+        seeds: Sequence[int], baselines: Sequence[str],
     ) -> None:
         self.command, self.task, self.settings = command, task, settings
-        self.labels, self.seeds = list(labels), list(seeds)
+        self.labels, self.seeds, self.baselines = list(labels), list(seeds), list(baselines)
         self._rows: dict[tuple[str, int], Row] = {}
 
     def add(self, row: Row) -> None:
@@ -44,11 +44,22 @@ class CampaignReport:
         return row is not None and row["settings"] == settings and row["status"] != "failed"
 
     def rows(self) -> list[Row]:
-        """All rows, each with its gap to the reference of the same seed, as a fraction."""
-        losses = {seed: row["val_loss"] for (label, seed), row in self._rows.items() if label == REFERENCE}
+        """All rows, each with its gap to the best baseline with the same seed, as a fraction."""
+        best = self.best_baseline()
+        losses = {seed: row["val_loss"] for (label, seed), row in self._rows.items() if label == best}
         place = {label: index for index, label in enumerate(self.all_labels())}
         ordered = sorted(self._rows.values(), key=lambda row: (place[row["label"]], row["seed"]))
-        return [{**row, "gap_to_ddp": _gap(row["val_loss"], losses.get(row["seed"]))} for row in ordered]
+        return [{**row, "gap": _gap(row["val_loss"], losses.get(row["seed"]))} for row in ordered]
+
+    def best_baseline(self) -> str | None:
+        """The baseline with the lowest mean loss over the seeds that all of them have; None before they have one."""
+        losses: dict[str, dict[int, float]] = {label: {} for label in self.baselines}
+        for (label, seed), row in self._rows.items():
+            if label in losses and row["val_loss"] is not None:
+                losses[label][seed] = row["val_loss"]
+        learned = {label: own for label, own in losses.items() if own}
+        seeds = set[int].intersection(*map(set, learned.values())) if learned else set()
+        return min(learned, key=lambda label: sum(learned[label][seed] for seed in seeds)) if seeds else None
 
     def all_labels(self) -> list[str]:
         """Those asked for, then those that a resumed report had beside them."""
@@ -73,6 +84,8 @@ class CampaignReport:
             "tokens": self.settings["tokens"],
             "seeds": self.seeds,
             "labels": self.labels,
+            "baselines": self.baselines,
+            "best_baseline": self.best_baseline(),
             "settings": dict(self.settings),
             "complete": wanted <= set(self._rows),
             "rows": self.rows(),
@@ -107,7 +120,7 @@ class CampaignReport:
                     "its rows cannot stand beside new ones; choose another file, or leave --resume out",
                 )
         for row in document["rows"]:
-            self.add({key: value for key, value in row.items() if key != "gap_to_ddp"})
+            self.add({key: value for key, value in row.items() if key != "gap"})
         return len(document["rows"])
 
 

@@ -7,7 +7,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from peer.errors import UserError, did_you_mean
@@ -44,22 +44,22 @@ with 'inner.' in front, of its inner section."""
 
 COMPARE_DESCRIPTION = """\
 Train with several recipes on the same text, the same peers and the same tokens: loss, traffic, time, side by side.
-RECIPE is a name of 'atoll recipes' or name:key=value,...; 'all' is every one. ddp, data parallelism with fp32 gradients
-at every step, is always among them as the reference."""
+RECIPE is a name of 'atoll recipes' or name:key=value,...; 'all' is every one. Data parallelism with fp32 gradients at
+every step is always among them, with AdamW and with Muon inside: gaps are to the better of both, see --baseline."""
 
 COMPARE_EPILOG = """\
 examples:
   atoll compare diloco sparseloco --peers 4 --tokens 1M
   atoll compare all --peers 4 --tokens 2M --seeds 3 --report all.json --plots pictures
   atoll compare diloco diloco:compressor=int8 diloco:compressor=int4,steps_per_round=60 --peers 8 --tokens 4M
-  atoll compare muloco ddp:inner.optimizer=muon --peers 4 --tokens 4M --steps-per-round 30 --train-files book.txt
+  atoll compare muloco --baseline ddp:inner.optimizer=muon --peers 4 --tokens 4M --train-files book.txt
   atoll compare all --peers 4 --tokens 2M --seeds 3 --report all.json --resume
 
 Keys behind the colon are those of the manifest's recipe section; a dot reaches into a part (outer.momentum=0.8,
 schedule.num_fragments=4), and 'inner.' into the manifest's inner section (inner.learning_rate=0.004)."""
 
 INTERRUPTED = 130
-REFERENCE = "ddp"
+BASELINES = ("ddp", "ddp:inner.optimizer=muon")
 DEFAULT_PEERS, DEFAULT_EVALUATIONS, DEFAULT_STEP_S, DEFAULT_NETWORK = 4, 10, 1.0, "ideal"
 
 
@@ -118,6 +118,8 @@ def _add_compare_flags(parser: argparse.ArgumentParser) -> None:
     _add_shared_flags(parser)
     add = parser.add_argument
     add("--manifest", metavar="FILE", help="model, text and inner settings (default: the shipped task demo)")
+    add("--baseline", nargs="+", default=[*BASELINES], metavar="RECIPE", dest="baselines", help="gaps are to the best "
+        f"of these (default: {' '.join(BASELINES)})")
     add("--seeds", type=int, nargs="+", default=[1], metavar="N", help="one number counts seeds, several name them "
         "(default: 1, which is seed 0)")
     add("--steps-per-round", type=int, metavar="H", help="for recipes with longer rounds (default: a tenth of the "
@@ -148,7 +150,7 @@ def _recipes(arguments: argparse.Namespace) -> int:
 
 def _simulate(arguments: argparse.Namespace) -> int:
     with exiting_on_signals(INTERRUPTED):
-        _checked_choices([arguments.recipe or REFERENCE], arguments.network)
+        _checked_choices([arguments.recipe or BASELINES[0]], (), arguments.network)
         from peer.sim.cli.simulate import SimulateOptions, run_simulate
     return _without_teardown(lambda: run_simulate(SimulateOptions(
         manifest=arguments.manifest, command=_as_typed(arguments), peers=arguments.peers, network=arguments.network,
@@ -160,7 +162,7 @@ def _simulate(arguments: argparse.Namespace) -> int:
 
 def _compare(arguments: argparse.Namespace) -> int:
     with exiting_on_signals(INTERRUPTED):
-        choices = _checked_choices(arguments.recipes, arguments.network)
+        choices = _checked_choices(arguments.recipes, arguments.baselines, arguments.network)
         from peer.sim.cli.compare import CompareOptions, parse_seeds, run_compare
     tokens_png, bytes_png = arguments.plot_tokens, arguments.plot_bytes
     if arguments.plots is not None:
@@ -173,17 +175,17 @@ def _compare(arguments: argparse.Namespace) -> int:
         steps_per_round=arguments.steps_per_round, step_s=arguments.step_s, jobs=arguments.jobs,
         train_files=tuple(arguments.train_files), report=arguments.report, resume=arguments.resume,
         plot_tokens=tokens_png, plot_bytes=bytes_png, plots=arguments.plots,
-        evaluations=arguments.evaluations,
+        evaluations=arguments.evaluations, baselines=tuple(dict.fromkeys(arguments.baselines)),
     )))
 
 
-def _checked_choices(labels: list[str], network: str) -> list[Choice]:
+def _checked_choices(labels: Sequence[str], baselines: Sequence[str], network: str) -> list[Choice]:
     """The recipes as typed; misspelt words are refused before torch and transformers are loaded."""
     from peer.sim.campaign.label import parse_labels
     from peer.sim.world.scenario import load_scenario
 
     load_scenario(network)
-    return parse_labels(labels, REFERENCE)
+    return parse_labels(labels, baselines)
 
 
 def _without_teardown(run: Callable[[], int]) -> int:

@@ -51,6 +51,7 @@ class CompareOptions:
     """
 
     choices: list[Choice]
+    baselines: tuple[str, ...]
     command: str
     peers: int
     tokens: str | None
@@ -148,7 +149,7 @@ def _prepare(options: CompareOptions, console: Console) -> _Campaign:
     report = CampaignReport(
         command=options.command, task=task_summary(manifest, windows, layout.numel, options.train_files),
         settings=common_settings(swarm, windows), labels=[choice.label for choice in options.choices],
-        seeds=options.seeds,
+        seeds=options.seeds, baselines=options.baselines,
     )
     if options.resume and options.report is not None and options.report.exists():
         report.take_over(options.report)
@@ -182,6 +183,8 @@ def _conclude(console: Console, options: CompareOptions, campaign: _Campaign) ->
     swarm, document = campaign.swarm, campaign.report.document()
     title = f"{swarm.peers} peers, {human_count(swarm.tokens)} tokens, network {swarm.scenario.name}"
     console.print()
+    if best := document["best_baseline"]:
+        title += f"\ngaps are to {best}" + (f", the best of {len(options.baselines)}" * (len(options.baselines) > 1))
     console.print(result_table(document["summary"], title))
     if options.report is not None:
         campaign.report.write(options.report)

@@ -55,7 +55,7 @@ def draw(path: Path, document: Mapping[str, Any], axis: Axis) -> None:
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     for number, (line, label) in enumerate(zip(lines, labels, strict=True)):
-        _draw_line(axes, line, label, number)
+        _draw_line(axes, line, label, number, line.label == document["best_baseline"])
     _dress(axes, document, axis, lines)
     if lines:
         figure.legend(
@@ -93,8 +93,7 @@ def _mean_line(label: str, rows: Sequence[Mapping[str, Any]], axis: Axis) -> Cur
     return Curve(label=label, x=tuple(x), losses=tuple(losses), final=sum(finals) / len(finals) if finals else None)
 
 
-def _draw_line(axes: Axes, line: Curve, label: str, number: int) -> None:
-    reference = line.label == "ddp"
+def _draw_line(axes: Axes, line: Curve, label: str, number: int, reference: bool) -> None:
     colour = REFERENCE_COLOUR if reference else COLOURS[number % len(COLOURS)]
     style = "-" if reference else STYLES[number // len(COLOURS) % len(STYLES)]
     final = "  -    " if line.final is None else f"{line.final:.3f}"

@@ -74,6 +74,7 @@ def run_simulate(options: SimulateOptions) -> int:
     report = CampaignReport(
         command=options.command, task=task_summary(manifest, windows, layout.numel, options.train_files),
         settings=common_settings(job.swarm, windows), labels=[job.label], seeds=[job.seed],
+        baselines=(),
     )
     report.add(row)
     words = run_in_words(row, layout.numel, job.swarm.step_s)

@@ -56,13 +56,13 @@ def recipe_table(recipe: Recipe) -> Table:
 def result_table(summary: Sequence[Mapping[str, Any]], title: str) -> Table:
     """The summary of a report as a table, in its order."""
     table = new_table("recipe", title=title)
-    for header in ("val loss", "to ddp", "sent/peer", "factor", "time", "util"):
+    for header in ("val loss", "gap", "sent/peer", "factor", "time", "util"):
         table.add_column(header, justify="right", no_wrap=True)
     for entry in summary:
         note = f"\n{'; '.join(entry['notes'])}" if entry["notes"] else ""
         table.add_row(
             Text.assemble((str(entry["label"]), "bold"), (note, "red")),
-            _loss(entry), _percent(entry["gap_to_ddp"]), _megabytes(entry["bytes_sent_per_peer"]),
+            _loss(entry), _percent(entry["gap"]), _megabytes(entry["bytes_sent_per_peer"]),
             _factor(entry["reduction_vs_ddp"]), human_duration(entry["virtual_seconds"]),
             "-" if entry["utilization"] is None else f"{entry['utilization']:.0%}",
         )

@@ -75,15 +75,16 @@ def test_a_mistake_names_the_label_and_the_nearest_word(label, parts):
     assert all(part in message for part in [label.partition(":")[0], *parts]), message
 
 
-def test_all_is_every_recipe_and_the_reference_comes_first_unless_it_is_named():
-    assert [choice.label for choice in parse_labels(["all"], "ddp")] == list(RECIPES)
-    assert [choice.label for choice in parse_labels(["diloco"], "ddp")] == ["ddp", "diloco"]
-    assert [choice.label for choice in parse_labels(["diloco", "ddp"], "ddp")] == ["diloco", "ddp"]
-    with_muon = parse_labels(["ddp:inner.optimizer=muon"], "ddp")
+def test_all_is_every_recipe_and_baselines_come_first_unless_they_are_named():
+    assert [choice.label for choice in parse_labels(["all"], ["ddp"])] == list(RECIPES)
+    assert [choice.label for choice in parse_labels(["diloco"], ["ddp"])] == ["ddp", "diloco"]
+    assert [choice.label for choice in parse_labels(["diloco", "ddp"], ["ddp"])] == ["diloco", "ddp"]
+    with_muon = parse_labels(["ddp:inner.optimizer=muon"], ["ddp"])
     assert [choice.label for choice in with_muon] == ["ddp", "ddp:inner.optimizer=muon"]
-    assert len(parse_labels(["diloco", "all"], "ddp")) == len(RECIPES)
+    assert [choice.label for choice in parse_labels(["diloco"], ["ddp", "fedavg"])] == ["ddp", "fedavg", "diloco"]
+    assert len(parse_labels(["diloco", "all"], ["ddp"])) == len(RECIPES)
     with pytest.raises(UserError, match="'diloco' is named twice"):
-        parse_labels(["diloco", "diloco"], "ddp")
+        parse_labels(["diloco", "diloco"], ["ddp"])
 
 
 @pytest.mark.parametrize(("label", "limit", "steps"), [

@@ -29,9 +29,10 @@ def point(tokens, num_bytes, loss):
     return {"tokens": tokens, "bytes_sent_per_peer": num_bytes, "virtual_seconds": 0.0, "val_loss": loss}
 
 
-def report(*rows, labels=("ddp", "diloco"), seeds=(0, 1), settings=SETTINGS):
+def report(*rows, labels=("ddp", "diloco"), seeds=(0, 1), settings=SETTINGS, baselines=("ddp", "ddp:muon")):
     made = CampaignReport(
-        command="atoll compare", task={"parameters": 7}, settings=settings, labels=labels, seeds=seeds
+        command="atoll compare", task={"parameters": 7}, settings=settings, labels=labels, seeds=seeds,
+        baselines=baselines,
     )
     for one in rows:
         made.add(one)
@@ -41,7 +42,19 @@ def report(*rows, labels=("ddp", "diloco"), seeds=(0, 1), settings=SETTINGS):
 def test_the_gap_is_to_the_reference_of_the_same_seed():
     rows = report(row("diloco", 1, 2.2), row("ddp", 0, 4.0), row("diloco", 0, 3.0), row("ddp", 1, 2.0)).rows()
     assert [(one["label"], one["seed"]) for one in rows] == [("ddp", 0), ("ddp", 1), ("diloco", 0), ("diloco", 1)]
-    assert [one["gap_to_ddp"] for one in rows] == pytest.approx([0.0, 0.0, -0.25, 0.1])
+    assert [one["gap"] for one in rows] == pytest.approx([0.0, 0.0, -0.25, 0.1])
+
+
+def test_the_gap_is_to_the_baseline_with_the_lowest_mean_of_the_seeds_that_all_of_them_have():
+    made = report(
+        row("ddp", 0, 4.0), row("ddp", 1, 2.0), row("ddp:muon", 0, 3.0), row("diloco", 0, 3.0), row("diloco", 1, 2.0)
+    )
+    assert made.best_baseline() == "ddp:muon"
+    assert [one["gap"] for one in made.rows() if one["label"] == "diloco"] == [0.0, None]
+    made.add(row("ddp:muon", 1, 3.5))
+    assert made.document()["best_baseline"] == "ddp"
+    assert [one["gap"] for one in made.rows() if one["label"] == "diloco"] == [-0.25, 0.0]
+    assert report(row("diloco", 0, 3.0), baselines=()).best_baseline() is None
 
 
 def test_the_summary_has_means_and_sample_deviations_over_the_seeds_that_finished():
@@ -50,7 +63,7 @@ def test_the_summary_has_means_and_sample_deviations_over_the_seeds_that_finishe
     assert (ddp["val_loss"], ddp["val_loss_std"], ddp["failures"]) == (3.0, statistics.stdev([2.0, 4.0]), 0)
     assert (diloco["val_loss"], diloco["val_loss_std"], diloco["failures"]) == (2.5, None, 1)
     assert diloco["notes"] == ["diverged"]
-    assert diloco["gap_to_ddp"] == pytest.approx(0.25)
+    assert diloco["gap"] == pytest.approx(0.25)
 
 
 def test_a_report_is_complete_when_every_label_has_every_seed():
@@ -65,7 +78,7 @@ def test_a_written_report_is_json_without_nan_and_leaves_no_other_file(tmp_path)
     report(row("ddp", 0, 2.0), row("diloco", 0, None, "diverged")).write(path)
     assert [file.name for file in tmp_path.iterdir()] == ["r.json"]
     document = json.loads(path.read_text(), parse_constant=lambda word: pytest.fail(word))
-    assert [one["gap_to_ddp"] for one in document["rows"]] == [0.0, None]
+    assert [one["gap"] for one in document["rows"]] == [0.0, None]
     with pytest.raises(UserError, match="cannot be written"):
         report().write(tmp_path / "missing" / "r.json")
 

@@ -22,7 +22,8 @@ from tests.sim.typed import ROOT, STEP_TOKENS, atoll, figures
 
 
 def compare(*argv):
-    return atoll("compare", *argv, "--manifest", "./tiny.yaml", "--train-files", "text.txt", "--jobs", "1")
+    return atoll("compare", *argv, "--manifest", "./tiny.yaml", "--train-files", "text.txt", "--jobs", "1",
+                 "--baseline", "ddp")
 
 
 def campaign(*labels, network="ideal"):
@@ -30,7 +31,7 @@ def campaign(*labels, network="ideal"):
     manifest = load_task("./tiny.yaml")
     tokens = str(2 * 10 * STEP_TOKENS)
     swarm = build_swarm(manifest, network=network, peers=2, tokens=tokens, step_s=1.0, evaluations=2)
-    jobs = plan_jobs(swarm, parse_labels(list(labels), "ddp"), [0], 2, meta_layout(manifest))
+    jobs = plan_jobs(swarm, parse_labels(list(labels), ["ddp"]), [0], 2, meta_layout(manifest))
     return swarm, jobs, windows_for(swarm, jobs, ["text.txt"])
 
 
@@ -47,6 +48,7 @@ def test_a_comparison_its_report_its_pictures_and_going_on_with_it(tiny, capsys)
     keys = [(row["label"], row["seed"]) for row in document["rows"]]
     assert keys == [("ddp", 0), ("ddp", 1), ("diloco:compressor=int8", 0), ("diloco:compressor=int8", 1)]
     assert document["complete"]
+    assert "gaps are to ddp\n" in out
     assert document["rows"][0]["reduction_vs_ddp"] == pytest.approx(1.0)
     assert document["rows"][2]["reduction_vs_ddp"] > 7
     assert [len(row["curve"]) for row in document["rows"]] == [3, 3, 3, 3]
@@ -60,7 +62,7 @@ def test_a_comparison_its_report_its_pictures_and_going_on_with_it(tiny, capsys)
     assert "2 finished runs of an unfinished comparison" in capsys.readouterr().err
     assert compare("diloco:compressor=int8", *flags, "--seeds", 2, "--resume") == 0
     assert "4 runs, 2 of them already in the report" in capsys.readouterr().out
-    assert figures(tiny / "r.json") == before       # whoever ran them, and in whichever order
+    assert figures(tiny / "r.json") == before       # whichever process ran them, and in whichever order
 
 
 def test_rows_do_not_depend_on_how_many_run_at_once(tiny):
@@ -130,7 +132,7 @@ def pids(pool):
 @pytest.mark.timeout(300)
 def test_ctrl_c_ends_a_comparison_and_its_processes(tiny):
     argv = ("compare", "ddp", "--manifest", tiny / "tiny.yaml", "--train-files", tiny / "text.txt", "--jobs", "2",
-            "--seeds", "2", "--tokens", "100M", "--report", tiny / "r.json")
+            "--seeds", "2", "--baseline", "ddp", "--tokens", "100M", "--report", tiny / "r.json")
     process = subprocess.Popen([sys.executable, "-m", "peer.cli", *map(str, argv)], cwd=ROOT, stdout=subprocess.PIPE,
                                stderr=subprocess.PIPE, text=True, preexec_fn=accept_ctrl_c, env=os.environ | LIVE_BARS,
                                start_new_session=True)

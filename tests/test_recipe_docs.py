@@ -239,7 +239,7 @@ def test_every_key_of_a_report_stands_there() -> None:
 
     text = section("Reading a report", SIMULATOR)
     settings = {"peers": 1, "tokens": 1}
-    report = CampaignReport(command="", task={}, settings=settings, labels=[], seeds=[]).document()
+    report = CampaignReport(command="", task={}, settings=settings, labels=[], seeds=[], baselines=[]).document()
     keys = [*report, *(field.name for field in dataclasses.fields(Result)), "label", "settings", "gap"]
     assert [key for key in keys if f"`{key}`" not in text] == []
 

@@ -10,7 +10,7 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
-from peer.protocol.coverage import EpochCoverage, SourceCoverage
+from peer.protocol.coverage import KEPT_EPOCHS, EpochCoverage, SourceCoverage
 from peer.protocol.data_spec import PARTS_PER_SHARD
 from peer.protocol.ranges import MAX_LEASED, Range
 
@@ -28,19 +28,48 @@ class SeenLeases:
     """What the records of peers say, of one source: of each record the first MAX_LEASED shards, whatever it says.
 
     Args:
-        leases: of each peer, in shards of the source.
+        shards: of the source.
+
+    Attributes:
+        holders: of each shard that is leased, the peers that say so.
     """
 
-    def __init__(self, shards: int, leases: Mapping[str, Iterable[Range]]) -> None:
-        self._shards, self._masks = shards, dict[int, Mask]()
-        self.holders: dict[Shard, list[str]] = {}
+    def __init__(self, shards: int) -> None:
+        self._shards, self._said, self._masks = shards, dict[str, list[Range]](), dict[int, Mask]()
+        self.holders: dict[Shard, set[str]] = {}
+
+    def hear(self, leases: Mapping[str, list[Range]]) -> None:
+        """These are the leases of all peers now, in shards of the source."""
+        for peer_id in self._said.keys() - leases.keys():
+            self.put(peer_id, [])
         for peer_id, ranges in leases.items():
-            for shard in islice(shards_of(ranges), MAX_LEASED):
-                self.holders.setdefault(shard, []).append(peer_id)
+            self.put(peer_id, ranges)
+
+    def put(self, peer_id: str, ranges: list[Range]) -> None:
+        """These are the leases of one peer now; none: it has left, or its record has expired."""
+        before = self._said.get(peer_id, [])
+        if before == ranges:
+            return
+        for shard in islice(shards_of(before), MAX_LEASED):
+            if others := self.holders.pop(shard) - {peer_id}:
+                self.holders[shard] = others
+            self._note(shard)
+        for shard in islice(shards_of(ranges), MAX_LEASED):
+            self.holders.setdefault(shard, set()).add(peer_id)
+            self._note(shard)
+        self._said[peer_id] = ranges
+        if not ranges:
+            del self._said[peer_id]
+
+    def _note(self, shard: Shard) -> None:
+        if (mask := self._masks.get(shard[0])) is not None:
+            mask[shard[1]] = shard in self.holders
 
     def mask(self, epoch: int) -> Mask:
         """Of each shard, whether a peer holds it; not to be changed."""
         if epoch not in self._masks:
+            if len(self._masks) > KEPT_EPOCHS:  # of which there are no more
+                self._masks.clear()
             mask = self._masks[epoch] = np.zeros(self._shards, dtype=np.bool_)
             mask[[shard for of, shard in self.holders if of == epoch]] = True
         return self._masks[epoch]
@@ -50,8 +79,9 @@ class LeaseBook:
     """The shards that one peer holds. Of two leases of one shard the one with the lower hash stands.
 
     A peer continues with the next shard as long as that is free, so that what it holds is one range; otherwise it
-    begins somewhere in the longest row of free ones. Where all of an epoch are taken, one that has not advanced for a
-    while is taken over, whatever its holder's record says; and the next epoch begins.
+    draws four of the free ones and takes the one with the most room, so that peers which look at the same moment seldom
+    take the same. Where all of an epoch are taken, one that has not advanced for a while is taken over, whatever its
+    holder's record says; and the next epoch begins.
 
     Args:
         patience_s: without a certified part, after which a lease is not believed.
@@ -65,6 +95,7 @@ class LeaseBook:
         self._ignored: dict[Shard, frozenset[str]] = {}  # holders of what was taken over
         self._waited: dict[Shard, tuple[float, int]] = {}
         self._last: Shard = (-1, -1)
+        self._draws = 0
 
     def hear(self, open: Iterable[Range], pending: Iterable[Range], heard: int) -> None:
         """What the trainer says: pieces that it has still to train, parts that no certificate holds, and the number of
@@ -144,11 +175,10 @@ class LeaseBook:
         after = self._last[1] + 1
         if self._last[0] == epoch and after < len(free) and free[after]:
             return after
-        edges = np.flatnonzero(np.diff(np.concatenate([[False], free, [False]])))
-        starts, lengths = edges[::2], edges[1::2] - edges[::2]
-        longest = int(lengths.argmax())
-        start, length = int(starts[longest]), int(lengths[longest])
-        return start + int.from_bytes(lease_hash(self._run_id, (epoch, start), self._own_id)[:8], "big") % length
+        places, self._draws = np.flatnonzero(free), self._draws + 1
+        drawn = lease_hash(self._run_id, (epoch, self._draws), self._own_id)
+        numbers = (int.from_bytes(drawn[start : start + 8], "big") for start in range(0, len(drawn), 8))
+        return max((int(places[number % len(places)]) for number in numbers), key=lambda place: _room(free, place))
 
     def _overdue(
         self, epoch: int, covered: EpochCoverage, seen: SeenLeases, shards: npt.NDArray[np.int64], now: float
@@ -167,6 +197,12 @@ class LeaseBook:
         chosen = min(overdue, key=lambda key: lease_hash(self._run_id, key, self._own_id))
         self._ignored[chosen] = frozenset(seen.holders.get(chosen, ()))
         return chosen[1]
+
+
+def _room(free: Mask, place: int) -> int:
+    """Free shards in a row from this one on, as far as a peer may lease them."""
+    ahead = free[place : place + MAX_LEASED]
+    return len(ahead) if ahead.all() else int(ahead.argmin())
 
 
 def parts_of(shard: int) -> tuple[int, int]:

@@ -38,6 +38,9 @@ class DataLeases:
         history: the chain as it is now.
         directory: the records of other peers, and who publishes this peer's.
         clock: monotonic seconds.
+
+    Attributes:
+        seen: the leases of other peers that this one respects, by source.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class DataLeases:
         self._books, self._history, self._directory, self._trainer = books, history, directory, trainer
         self._clock, self._shards = clock, [source.shards for source in history.coverage.sources]
         self._starts = [0, *accumulate(self._shards)]
+        self.seen = [SeenLeases(shards) for shards in self._shards]
         self._use: DataUse | None = None
         self._number = 0
 
@@ -82,8 +86,8 @@ class DataLeases:
         for index, (book, wanted) in enumerate(zip(self._books, self._use.wanted, strict=False)):
             if not self._shards[index]:
                 continue
-            own = {peer_id: within(ranges, *self._of_source(index)) for peer_id, ranges in leases.items()}
-            seen = SeenLeases(self._shards[index], own)
+            seen = self.seen[index]
+            seen.hear({peer_id: within(ranges, *self._of_source(index)) for peer_id, ranges in leases.items()})
             changes = book.update(self._history.coverage.sources[index], seen, wanted, self._number + 1, self._clock())
             for found, pieces in zip((taken, lost), changes, strict=True):
                 found += [piece.shifted(self._starts[index] * PARTS_PER_SHARD) for piece in pieces]

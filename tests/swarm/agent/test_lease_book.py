@@ -28,7 +28,9 @@ class Swarm:
         self.number = 0
 
     def seen_by(self, peer_id: str) -> SeenLeases:
-        return SeenLeases(self.chain.shards, {other: one for other, one in self.records.items() if other != peer_id})
+        seen = SeenLeases(self.chain.shards)
+        seen.hear({other: one for other, one in self.records.items() if other != peer_id})
+        return seen
 
     def update(self, peer_id: str, wanted: int = 2, *, publish: bool = True) -> tuple[list[Range], list[Range]]:
         book, self.number = self.books[peer_id], self.number + 1
@@ -67,6 +69,15 @@ def test_peers_take_different_shards_and_hold_few_ranges() -> None:
     for peer_id in swarm.books:
         first, *others = shards_in(swarm.open[peer_id])
         assert others == [first + 1, first + 2, first + 3]
+
+
+def test_many_peers_that_look_at_the_same_moment_seldom_take_the_same_shard() -> None:
+    names = [f"peer{number}" for number in range(200)]
+    swarm = Swarm(10_000, *names)
+    for shard in range(0, 10_000, 20):  # no row of free shards is longer than another
+        swarm.chain.add(0, *parts_of(shard))
+    taken = [swarm.update(name, wanted=1, publish=False)[0][0].shard for name in names]
+    assert len(set(taken)) >= 195
 
 
 def test_of_two_leases_of_a_shard_the_lower_hash_stands() -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from types import SimpleNamespace
 
+from peer.link.messages import DataUse
+from peer.protocol.coverage import Coverage
 from peer.protocol.identity import Identity
 from peer.protocol.records import (
     MAX_RECORD_BYTES,
@@ -15,6 +18,8 @@ from peer.protocol.records import (
     parse_json,
     seal,
 )
+from peer.swarm.agent.lease_book import LeaseBook
+from peer.swarm.agent.leases import DataLeases
 from peer.swarm.net import directory
 from peer.swarm.net.directory import Directory, read_records
 from tests.swarm.gathering import until
@@ -157,3 +162,28 @@ async def test_a_reader_stops_at_its_own_limit(network, monkeypatch):
     found = await read_records(reader._node, "any")
     assert len(found) == 30
     assert {len(blob) for blob in found.values()} == {MAX_RECORD_BYTES}
+
+
+async def test_forged_and_replayed_leases_change_nothing(network):
+    dht, reader = reader_of(network)
+    history = SimpleNamespace(chain=range(5), seen=Counter({ALICE.peer_id: 3}), coverage=Coverage((20,)))
+    trainer = SimpleNamespace(tell=lambda _: None)
+    reader.announce_soon = lambda: None
+    own = DataLeases([LeaseBook(RUN, "own", 60.0)], history, reader, trainer)
+
+    async def free():
+        await reader.refresh()
+        own.hear(DataUse(wanted=(0,)))
+        return 20 - int(own.seen[0].mask(0).sum())
+
+    dht.tell(ALICE, serial=7, leases="0:4-6")
+    assert await free() == 18
+    dht.records[ALICE.peer_id] = sealed_peer(BOB, serial=9, leases="0:0-16")  # in another peer's place
+    assert await free() == 20
+    honest = sealed_peer(ALICE, serial=8, leases="0:4-5")
+    dht.records[ALICE.peer_id] = honest.replace(b"0:4-5", b"0:0-9")
+    assert await free() == 20
+    dht.records[ALICE.peer_id] = honest
+    assert await free() == 19
+    dht.tell(ALICE, serial=7, leases="0:4-6")  # handed back, and published again by another peer
+    assert await free() == 19

@@ -198,10 +198,10 @@ def say(text: str) -> None:
 
 async def _report_until(stop: asyncio.Event, bootstrap: Bootstrap, as_json: bool) -> None:
     """One status line whenever the swarm changes, at most every ten seconds."""
-    shown = ""
+    shown, rounds = "", 0
     while not stop.is_set():
         peers = bootstrap.directory.peers
-        rounds = max((record.round for record in peers.values()), default=0)
+        rounds = max((record.round for record in peers.values()), default=rounds)
         speed = sum(record.tokens_per_s for record in peers.values())
         status = f"{len(peers)} peers, round {rounds}"
         if as_json:

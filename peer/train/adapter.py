@@ -12,12 +12,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
+from peer.base_folder import ADAPTER_FILE
 from peer.errors import UserError
 from peer.protocol import hashing
 from peer.protocol.manifest import ModelSpec
 from peer.protocol.spec import HUB_PATTERN
 
-CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+WEIGHTS_FILE = "adapter_model.safetensors"
 _PREFIX = "base_model.model."  # of names in a file of peft
 
 
@@ -107,10 +108,10 @@ def base_of(folder: Path) -> tuple[str, str]:
         UserError: the folder does not say it, or names something else.
     """
     try:
-        config = json.loads((folder / CONFIG_FILE).read_bytes())
+        config = json.loads((folder / ADAPTER_FILE).read_bytes())
         name, revision = config["base_model_name_or_path"], config.get("revision") or "main"
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise UserError(f"{folder / CONFIG_FILE} cannot be read", "export the adapter again") from None
+        raise UserError(f"{folder / ADAPTER_FILE} cannot be read", "export the adapter again") from None
     if not (isinstance(name, str) and isinstance(revision, str) and re.fullmatch(HUB_PATTERN, name)):
         raise UserError(f"the adapter in {folder} names no model on the hub as its base", "export it with --merged")
     return name, revision

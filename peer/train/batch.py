@@ -48,6 +48,11 @@ class Batch:
         """How many tokens are learned from."""
         return int((self.labels_bt != IGNORED).sum())
 
+    def counting(self, tokens: int) -> Batch:
+        """This batch, whose mean is over so many tokens."""
+        self.__dict__["tokens"] = tokens
+        return self
+
     def micro_batches(self, sequences: int) -> list[Batch]:
         """Consecutive cuts of so many sequences; the last one may have fewer."""
         inputs, labels = torch.split(self.inputs_bt, sequences), torch.split(self.labels_bt, sequences)
@@ -59,9 +64,8 @@ class Batch:
         """The same batch on a device."""
         positions_bt = None if self.positions_bt is None else self.positions_bt.to(device, non_blocking=True)
         inputs_bt, labels_bt = (part.to(device, non_blocking=True) for part in (self.inputs_bt, self.labels_bt))
-        moved = Batch(inputs_bt, labels_bt, positions_bt)
-        moved.__dict__["tokens"] = self.tokens  # counted here: there it would stall the device
-        return moved
+        # Counted here: there it would stall the device.
+        return Batch(inputs_bt, labels_bt, positions_bt).counting(self.tokens)
 
 
 def positions_in_documents(ends_bt: Tensor) -> Tensor:

@@ -89,9 +89,7 @@ class Ranks:
         labels_bt = batch.labels_bt[there]
         labels_bt[places >= rows] = IGNORED
         positions_bt = None if batch.positions_bt is None else batch.positions_bt[there]
-        part = Batch(batch.inputs_bt[there], labels_bt, positions_bt)
-        part.__dict__["tokens"] = batch.tokens
-        return part
+        return Batch(batch.inputs_bt[there], labels_bt, positions_bt).counting(batch.tokens)
 
     def barrier(self) -> None:
         """Wait for all."""

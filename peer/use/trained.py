@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from peer.base_folder import holds_bytes
+from peer.base_folder import ADAPTER_FILE, CONFIG_FILE, holds_bytes
 from peer.checkpoint.inventory import INVENTORY_FILE, CheckpointError
 from peer.checkpoint.store import find_checkpoint, load_tensors, look_up, read_state
 from peer.data.pretrained_tokenizer import HubTokenizer
@@ -25,10 +25,8 @@ from peer.outer.state.flat_layout import FlatLayout
 from peer.protocol.manifest import RunManifest
 from peer.run.resume import CHECKPOINTS, OUTER_FILE, SavedState
 from peer.run.run_file import kept_manifest
-from peer.train.adapter import CONFIG_FILE as ADAPTER_FILE
 from peer.train.adapter import base_of, check_peft, load_adapter
 
-CONFIG_FILE = "config.json"
 EXPORT = "export"  # in a peer's output folder
 
 

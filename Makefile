@@ -61,8 +61,8 @@ slices: env ## real swarms under kills, attacks, partitions, bad links, floods, 
 architectures: env ## every causal architecture of transformers, tiny, through atoll simulate; into docs/models.md
 	$(BIN)/python -m tests.sim.architectures
 
-bench: env ## the headline numbers, one after another (about 15 minutes on two cores), into docs/results/
-	@set -e; for name in join memory rounds step library pauses simulator chain data page; do echo "== $$name"; \
+bench: env ## the headline numbers, one after another (about 20 minutes on two cores), into docs/results/
+	@set -e; for name in join memory rounds step library pauses simulator chain data leases page; do echo "== $$name"; \
 		$(BIN)/python -m benchmarks.$$name --report docs/results/$$name.json; done
 	$(BIN)/python -m benchmarks.groups --report docs/results/groups.json --plot docs/results/groups.png
 	$(BIN)/python -m benchmarks.bandwidth --report docs/results/bandwidth.json --plot docs/results/bandwidth.png

@@ -136,8 +136,12 @@ class _Shared:
         epoch, shard, window = self.source.place
         return SourceState(lanes=(LanePlace(turn=epoch, cursor=shard, position=window),), credit=self.credit)
 
-    def take(self, count: int, until: Callable[[], bool]) -> list[torch.Tensor]:  # noqa: ARG002
-        return self.source.take(count)
+    def take(self, count: int, until: Callable[[], bool]) -> list[torch.Tensor]:
+        """So many windows; fewer if the source goes down or the caller gives up."""
+        rows = self.source.take(count)
+        while len(rows) < count and not (self.source.down or self.source.over or until()):
+            rows += self.source.take(count - len(rows))
+        return rows
 
 
 def _units(weight: float) -> int:
@@ -169,7 +173,9 @@ class Batches:
         state: DataState | None = None, waiting: Callable[[float], bool] | None = None,
     ) -> None:
         alone = sources[0] if len(sources) == 1 else None
-        available = len(alone.windows) if isinstance(alone, Resident | SharedWindows) else batch_sequences
+        available = batch_sequences
+        if isinstance(alone, Resident | SharedWindows):
+            available = len(alone.windows) if isinstance(alone, Resident) else alone.blocks.available
         if batch_sequences < 1 or available < batch_sequences:
             raise UserError(
                 f"batch size {batch_sequences}: must be between 1 and the {available} sequences of the data",

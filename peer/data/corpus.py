@@ -13,14 +13,17 @@ from typing import Any
 import numpy as np
 
 from peer.data.batches import Resident, WindowSource
+from peer.data.blocks import ResidentBlocks, TextBlocks
 from peer.data.encode import DocumentEncoder, TextEncoder
 from peer.data.packing import PackedTokens, check_enough, pack_documents
 from peer.data.resident import first_held_out, read_documents, report, split_documents
+from peer.data.seeded import SeededSegments, SeededShards
 from peer.data.segments import SEGMENT_BYTES, SegmentCache, SegmentRule, encoder_id_of
 from peer.data.shareable import SharedText
-from peer.data.shared import SeededShards, SharedSources, SharedWindows, shard_count
+from peer.data.shared import SharedSources, SharedWindows, shard_count
 from peer.data.sources import TextSource, list_sources
 from peer.data.streamed import PATIENCE_S, Reading, StreamedSource
+from peer.data.stretches import StreamBlocks
 from peer.data.tokenizer import Tokenizer
 from peer.data.worker import Beginning
 from peer.data.workers import Workers
@@ -91,7 +94,8 @@ class Corpus:
     def shared(self) -> SharedSources:
         """Those of them that peers share out."""
         shared = {number: one for number, one in enumerate(self.sources) if isinstance(one, SharedWindows)}
-        return SharedSources(shared, len(self.sources))
+        streams = (one.seeded for one in self.sources if isinstance(one, StreamedSource) and one.seeded is not None)
+        return SharedSources(shared, len(self.sources), streams)
 
     def close(self) -> None:
         """End the processes that read."""
@@ -150,7 +154,7 @@ class _Opening:
         if workers is not None:
             cache = SegmentCache(options.cache, options.cache_bytes)
             self._reading = Reading(workers, cache, self._encoder_id, spec.sequence_length)
-        self._text, self._shareable = hashing.Hasher(), SharedText()
+        self._text, self._order = SharedText(), hashing.Hasher()
         self._sharing, self._own_files = options.sharing, bool(options.train_files)
 
     def open(
@@ -162,7 +166,7 @@ class _Opening:
             sources: trained on; their held-out documents validate if there are no others.
             validating: the run's sources, of a peer that trains on its own files.
         """
-        trained: list[WindowSource | SharedWindows] = []
+        trained: list[WindowSource] = []
         held_out: list[np.ndarray] = []
         for number, (source, wanted) in enumerate(self._shares(sources)):
             windows, tokens = (self._resident if source.resident else self._streamed)(number, source, wanted)
@@ -177,10 +181,9 @@ class _Opening:
         if len(trained) == 1 and isinstance(alone := trained[0], Resident):
             check_enough("training", alone.windows, least_windows)
         check_enough("validation", validation, 1)
-        text = self._text.digest().hex()
-        trained = self._shared_out(trained)
+        text = hashing.digest(f"{self._text.digest} {self._order.digest().hex()}".encode()).hex()
         return Corpus(
-            sources=trained, validation=validation, digest=text,
+            sources=self._shared_out(trained), validation=validation, digest=text,
             tokens_digest=hashing.digest(f"{text} {self._encoder_id}".encode()).hex(), workers=self._workers,
         )  # fmt: skip
 
@@ -213,51 +216,54 @@ class _Opening:
 
     def _resident(self, number: int, source: TextSource, wanted: int) -> tuple[WindowSource, list[Any]]:
         train, validation = split_documents(read_documents(source), self._spec.validation_fraction)
-        for text in train:
-            data = text.encode("utf-8", "surrogatepass")
-            self._text.update(len(data).to_bytes(8, "big") + data)
-        self._shareable.add(number, train)
+        self._text.add(number, train)
         windows = Resident(pack_documents(train, self._documents, self._spec.sequence_length), source.weight)
         held_out = self._packed(validation)[: wanted + 1]
         report(source.name, [], self._documents.left_out)
         self._documents.left_out.clear()
         return windows, [held_out]
 
-    def _shared_out(self, sources: Sequence[WindowSource | SharedWindows]) -> list[WindowSource | SharedWindows]:
-        """The sources in memory as what peers share out, where they do: leased if this is the text of the manifest."""
+    def _shared_out(self, sources: Sequence[WindowSource]) -> list[WindowSource | SharedWindows]:
+        """The sources as peers share them out, where they do: leased if this is the text of the manifest."""
         sharing, spec = self._sharing, self._spec
         shared = spec.shared if self._fits(spec.shared, sources) else None
         if sharing is None or spec.assignment == "free" or (self._own_files and shared is None):
             return list(sources)
         if spec.shared is not None and shared is None:
             log.warning("this machine's text is not the organiser's: it takes part without leases")
-        found: list[WindowSource | SharedWindows] = []
-        start = 0
-        for number, source in enumerate(sources):
-            if not isinstance(source, Resident):
-                found.append(source)
-                continue
-            windows, length = source.windows, spec.sequence_length
-            shards = shared.shards[number] if shared is not None else shard_count(
-                len(windows), length, spec.shard_sequences, sharing.least_tokens
-            )
-            seeded = SeededShards(sharing.run_seed, sharing.peer_id, shards)
-            found.append(
-                SharedWindows(windows, source.weight, shards, start, seeded, leased=shared is not None)
-            )
-            start += shards
-        return found
+        return [self._shared_source(number, source, shared, sharing) for number, source in enumerate(sources)]
 
-    def _fits(self, shared: SharedData | None, sources: Sequence[WindowSource | SharedWindows]) -> bool:
-        """Whether this is the text that the organiser has cut, and each shard has a window."""
-        return shared is not None and shared.digest == self._shareable.digest and all(
-            0 < shards <= len(source.windows)
-            for source, shards in zip(sources, shared.shards, strict=True) if isinstance(source, Resident)
+    def _shared_source(
+        self, number: int, source: WindowSource, cut: SharedData | None, sharing: Sharing
+    ) -> WindowSource | SharedWindows:
+        shards = cut.shards[number] if cut is not None else 0
+        leased, start = shards > 0, sum(cut.shards[:number]) if cut is not None else 0
+        blocks: TextBlocks | None = None
+        if isinstance(source, Resident):
+            length, windows = self._spec.sequence_length, source.windows
+            shards = shards or shard_count(len(windows), length, self._spec.shard_sequences, sharing.least_tokens)
+            blocks = ResidentBlocks(windows, shards, [sharing.run_seed, start])
+        elif isinstance(source, StreamedSource) and cut is not None and leased:
+            blocks = StreamBlocks(source, shards, cut)
+        elif isinstance(source, StreamedSource):
+            source.seeded = SeededSegments(sharing.run_seed, sharing.peer_id, number)
+        if blocks is None:
+            return source
+        seeded = SeededShards(sharing.run_seed, sharing.peer_id, shards)
+        return SharedWindows(blocks, source.weight, start, seeded, leased=leased)
+
+    def _fits(self, shared: SharedData | None, sources: Sequence[WindowSource]) -> bool:
+        """Whether this is the text that the organiser has cut, and each shard has a window, or its place in a file."""
+        return shared is not None and shared.digest == self._text.digest and all(
+            0 < shards <= len(source.windows) if isinstance(source, Resident) else shards % source.num_files == 0
+            for source, shards in zip(sources, shared.shards, strict=True)
+            if isinstance(source, Resident | StreamedSource)
         )  # fmt: skip
 
     def _streamed(self, number: int, source: TextSource, wanted: int) -> tuple[WindowSource, list[Any]]:
         streamed, described = self._stream(number, source)
-        self._text.update(described)
+        self._order.update(described)
+        self._text.add_files(number, source.shards)
         return streamed, [tokens[: wanted + 1] for tokens in streamed.held_out(wanted, self._wait)]
 
     def _stream(self, number: int, source: TextSource) -> tuple[StreamedSource, bytes]:

@@ -32,11 +32,11 @@ SNIFFED_BYTES = 1 << 13
 BATCH_ROWS = 256
 TOO_LONG = object()
 MESSAGES = "messages"  # the column of conversations, where there is not the one of text
-_BOMS = (
+BOMS = (
     (codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF32_LE, "utf-32-le"), (codecs.BOM_UTF32_BE, "utf-32-be"),
     (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"),
 )  # fmt: skip
-_TORN = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, pa.ArrowInvalid, pa.ArrowNotImplementedError)
+TORN = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, pa.ArrowInvalid, pa.ArrowNotImplementedError)
 
 
 def format_of(name: str) -> tuple[str, str]:
@@ -66,7 +66,7 @@ def read_rows(raw: IO[bytes], name: str, column: str, offset: int) -> Iterator[R
             yield from _READERS[kind](_utf8(plain, name), column, offset)
     except UnicodeError as error:
         raise FileProblem(f"{name}: not the encoding that its first bytes announce: {error}") from None
-    except _TORN as error:
+    except TORN as error:
         raise FileProblem(f"{name}: torn or not {kind}{' in ' + packed if packed else ''}: {error}") from None
 
 
@@ -74,7 +74,7 @@ def _utf8(plain: IO[bytes], name: str) -> io.BufferedIOBase:
     """The same text as UTF-8 without a byte-order mark. Raises FileProblem if it is no text."""
     stream = plain if isinstance(plain, io.BufferedReader) else io.BufferedReader(plain, 1 << 16)  # type: ignore[type-var]
     head = stream.peek(SNIFFED_BYTES)[:SNIFFED_BYTES]
-    for mark, encoding in _BOMS:
+    for mark, encoding in BOMS:
         if head.startswith(mark):
             stream.read(len(mark))
             return stream if encoding == "utf-8" else _Recoded(stream, encoding)
@@ -113,6 +113,9 @@ class _Recoded(io.BufferedIOBase):
 
 
 def _skip(stream: io.BufferedIOBase, count: int) -> None:
+    if stream.seekable():
+        stream.seek(count, io.SEEK_CUR)
+        return
     while count > 0 and (read := len(stream.read(min(count, 1 << 20)))):
         count -= read
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from peer.data.encode import DocumentEncoder, TextEncoder, narrowed
-from peer.data.shards import DataFile, Problems, is_held_out, text_or_reason
+from peer.data.shards import COPY, DataFile, Problems, is_held_out, text_or_reason
 from peer.protocol import hashing
 
 SEGMENT_BYTES = 4 << 20  # of text
@@ -64,6 +64,8 @@ class SegmentRule(BaseModel):
         validation: take these, and not the others.
         limit_bytes: of text, behind which a segment ends.
         limit_tokens, limit_read_bytes: in its place for validation: of tokens, or of text that was looked through.
+        stretch: (index, of): the rows of one of so many equal stretches of the file, and no others.
+        passed_over: the segment is another peer's: it has no tokens, and says where the next one begins.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -74,6 +76,8 @@ class SegmentRule(BaseModel):
     limit_bytes: int
     limit_tokens: int | None = None
     limit_read_bytes: int | None = None
+    stretch: tuple[int, int] | None = None
+    passed_over: bool = False
 
 
 def segment_path(folder: Path, shard: Sequence[DataFile], rule: SegmentRule, encoder_id: str, cursor: int) -> Path:
@@ -158,8 +162,10 @@ class _Making:
         return self._tokens >= limit if limit is not None else self.text_bytes >= self._rule.limit_bytes
 
     def _add(self, text: str) -> None:
-        self.documents += 1
         self.text_bytes += len(text.encode("utf-8", "replace"))
+        if self._rule.passed_over:
+            return
+        self.documents += 1
         self._waiting.append(text)
         self._chars += len(text)
         if self._chars >= BATCH_CHARS or self._rule.limit_tokens is not None:
@@ -192,7 +198,7 @@ def read_segment(path: Path) -> tuple[SegmentHeader, npt.NDArray[Any]] | None:
 
 
 class SegmentCache:
-    """The folder of segments, of at most so many bytes: the ones that were not used for longest go first."""
+    """The folder of segments and of copies of files, of at most so many bytes: what was not used longest goes first."""
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
         self.folder, self._limit_bytes = folder, limit_bytes
@@ -203,7 +209,7 @@ class SegmentCache:
     def trim(self) -> None:
         """Delete what is beyond the limit."""
         found = []
-        for path in self.folder.glob("*.tokens"):
+        for path in (*self.folder.glob("*.tokens"), *self.folder.glob(f"*{COPY}")):
             with contextlib.suppress(FileNotFoundError):
                 status = path.stat()
                 found.append((status.st_mtime_ns, path, status.st_size))

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
+import os
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import IO, Any
 
 from pydantic import BaseModel, ConfigDict
 
 from peer.data.chat import conversation_or_reason
+from peer.data.cut_files import read_stretch
 from peer.data.formats import TOO_LONG, read_rows
 from peer.data.problems import FileProblem
 from peer.data.web import WebFile
 
+COPY = ".copy"  # suffix
 FILE_BITS = 48  # a cursor is the number of a file in its shard, and an offset in that file
 _KINDS = {type(None): "null", bool: "number", int: "number", float: "number", list: "list", dict: "object"}
 
@@ -70,15 +76,49 @@ def shard_rows(
     first, offset = cursor >> FILE_BITS, cursor & ((1 << FILE_BITS) - 1)
     for number in range(first, len(shard)):
         file = shard[number]
+        with _noting(problems, file), open_file(file, headers) as raw:
+            for value, after in read_rows(raw, file.name, column, offset if number == first else 0):
+                yield value, number << FILE_BITS | after
+
+
+def stretch_rows(
+    file: DataFile, column: str, stretch: tuple[int, int], headers: Mapping[str, str], problems: Problems, folder: Path
+) -> Iterator[tuple[Any, int]]:
+    """As `shard_rows`, of the rows of one stretch of a file, see `read_stretch`.
+
+    Args:
+        folder: for a copy of a file whose digest must be checked; the rows are read from that.
+    """
+    with _noting(problems, file), _open_for_stretches(file, headers, folder) as raw:
+        yield from read_stretch(raw, file.name, column, stretch)
+
+
+@contextlib.contextmanager
+def _noting(problems: Problems, file: DataFile) -> Iterator[None]:
+    """Note what is wrong with the file; what was read of it before is good."""
+    try:
+        yield
+    except FileProblem as problem:
+        problems.lines.append(named(file, str(problem)))
+        problems.refused |= isinstance(problem, WrongContent)
+    except OSError as error:
+        problems.lines.append(named(file, error.strerror or str(error)))
+
+
+def _open_for_stretches(file: DataFile, headers: Mapping[str, str], folder: Path) -> IO[bytes]:
+    if file.sha256 is None:
+        return open_file(file, headers)
+    path = folder / f"{file.sha256}{COPY}"
+    if not path.exists():
+        temporary = path.with_suffix(f".{os.getpid()}.tmp")
         try:
-            with open_file(file, headers) as raw:
-                for value, after in read_rows(raw, file.name, column, offset if number == first else 0):
-                    yield value, number << FILE_BITS | after
-        except FileProblem as problem:
-            problems.lines.append(named(file, str(problem)))
-            problems.refused |= isinstance(problem, WrongContent)
-        except OSError as error:
-            problems.lines.append(named(file, error.strerror or str(error)))
+            with open_file(file, headers) as raw, temporary.open("wb") as copy:
+                shutil.copyfileobj(raw, copy, 1 << 20)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    os.utime(path)
+    return path.open("rb")
 
 
 def text_or_reason(value: Any) -> tuple[str, str | None]:

@@ -2,100 +2,62 @@
 
 from __future__ import annotations
 
-import hashlib
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
 
-from peer.data.packing import PackedTokens
+from peer.data.blocks import Block, TextBlocks
+from peer.data.problems import SourceBusy
+from peer.data.seeded import SeededSegments, SeededShards
 from peer.link.messages import DataUse, Leased, LivePeers
 from peer.protocol.data_spec import MAX_SHARDS, PARTS_PER_SHARD
 from peer.protocol.ranges import Range
 
-POINTS = 8  # of a peer on the circle of shards
 MAX_OPEN = 8
 SHARD_TOKENS, FEWEST_SHARDS = 1 << 20, 64
 AHEAD_S = 30.0  # of training that is leased beyond the shard at hand
-
-
-class SeededShards:
-    """The shards that fall to a peer by its identity: each peer has points on the circle of shards, which differ from
-    epoch to epoch, and the shards from each of them up to the next point of any peer. Peers that see the same others
-    read different shards; one that leaves or joins changes only its own.
-
-    Args:
-        run_seed: of the manifest.
-        peer_id: of this peer.
-    """
-
-    def __init__(self, run_seed: int, peer_id: str, shards: int) -> None:
-        self.run_seed, self._peer_id, self._shards = run_seed, peer_id, shards
-        self.peers: tuple[str, ...] = (peer_id,)
-        self._epoch, self._read = 0, set[int]()
-        self._own: tuple[tuple[str, ...], int, list[int]] = ((), -1, [])
-
-    def next(self) -> tuple[int, int]:
-        """(epoch, shard): the next one of this peer; of its next epoch once it has read all of its own."""
-        while True:
-            for shard in self._arcs():
-                if shard not in self._read:
-                    self._read.add(shard)
-                    return self._epoch, shard
-            self._epoch, self._read = self._epoch + 1, set()
-
-    def _arcs(self) -> list[int]:
-        peers = tuple(sorted({*self.peers, self._peer_id}))
-        if self._own[:2] != (peers, self._epoch):
-            self._own = (peers, self._epoch, self._computed(peers))
-        return self._own[2]
-
-    def _computed(self, peers: Sequence[str]) -> list[int]:
-        points = sorted((self._point(peer_id, number), peer_id) for peer_id in peers for number in range(POINTS))
-        places = [place for place, _ in points]
-        owner = [points[bisect_right(places, shard) - 1][1] for shard in range(self._shards)]
-        mine = [shard for shard, peer_id in enumerate(owner) if peer_id == self._peer_id]
-        return mine or [self._point(self._peer_id, 0)]  # more peers than shards: some read the same
-
-    def _point(self, peer_id: str, number: int) -> int:
-        text = f"atoll-seeded-1 {self.run_seed} {self._epoch} {number} {peer_id}"
-        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") % self._shards
+PREPARED = 3  # blocks that are made before they are needed
 
 
 class SharedWindows:
-    """One source in memory, cut into shards of windows from everywhere in it: on all peers the same ones, and in one
-    epoch in one order.
+    """One source, cut into shards: on all peers the same ones, and in one epoch in one order.
 
     Args:
-        shards: of the source.
-        start: the number of its first one among the shards of all sources.
+        blocks: its text.
+        start: the number of its first shard among those of all sources.
         leased: pieces are leased; where there is none at hand, a sixteenth of a shard is read by the seeded rule.
 
     Attributes:
-        scattered: windows in the order in which shards are cut of them.
         used: parts that have been given out entirely, since they were last taken from here.
         unleased: how often no lease was at hand.
     """
 
-    over = down = False
-
     def __init__(
-        self, windows: PackedTokens, weight: float, shards: int, start: int, seeded: SeededShards, *, leased: bool
+        self, blocks: TextBlocks, weight: float, start: int, seeded: SeededShards, *, leased: bool
     ) -> None:
-        self.windows, self.weight, self.shards, self.leased = windows, weight, shards, leased
+        self.blocks, self.weight, self.leased = blocks, weight, leased
         self._start, self.seeded, self._run_seed = start, seeded, seeded.run_seed
         self._first_part = start * PARTS_PER_SHARD
-        # neighbours in a text are alike: a shard has windows from everywhere, or a peer would learn one place by heart
-        self.scattered = np.random.default_rng([seeded.run_seed, start]).permutation(len(windows))
         self.queue: deque[Range] = deque()
         self.used: list[Range] = []
         self.unleased = 0
         self._piece: Range | None = None  # at hand
         self._borrowed: deque[Range] = deque()  # of the seeded rule, part by part
+        self._block: Block | None = None  # at hand
         self._order = np.empty(0, dtype=np.int64)
         self._position = self._stop = self._noted = 0
+
+    @property
+    def down(self) -> bool:
+        """See `WindowSource.down`."""
+        return self.blocks.down
+
+    @property
+    def over(self) -> bool:
+        """See `WindowSource.over`."""
+        return self.blocks.over
 
     @property
     def place(self) -> tuple[int, int, int]:
@@ -113,22 +75,28 @@ class SharedWindows:
             if piece in self.queue:
                 self.queue.remove(piece)
             if piece == self._piece:
-                self._piece = None
+                self._piece = self._block = None
         own = (piece.shifted(-self._first_part) for piece in taken)
-        self.queue += [piece for piece in own if 0 <= piece.shard < self.shards]
+        self.queue += [piece for piece in own if 0 <= piece.shard < self.blocks.shards]
+        self._prepare()
 
     def wanted(self, tokens_per_s: float) -> int:
         """Pieces that should be open: the one at hand, and those of the next AHEAD_S, at least one."""
-        return min(MAX_OPEN, 2 + int(tokens_per_s * AHEAD_S * self.shards / max(1, len(self.windows.tokens))))
+        return min(MAX_OPEN, 2 + int(tokens_per_s * AHEAD_S / max(1.0, self.blocks.shard_tokens)))
 
     def take(self, count: int) -> list[torch.Tensor]:
-        """So many windows."""
+        """So many windows; fewer where the next block is not there yet."""
         rows: list[torch.Tensor] = []
         while len(rows) < count:
-            piece = self._piece or self._begin(self._next())
+            if self._piece is None:
+                self._piece = self._next()
+                self._noted = self._piece.first
+            if self.over or not self._ready(self._piece):
+                break
+            assert self._block is not None
             taken = self._order[self._position : min(self._stop, self._position + count - len(rows))]
-            rows += [self.windows.window(int(index)) for index in taken]
-            self._advance(piece, len(taken))
+            rows += [self._block.windows.window(int(index)) for index in taken]
+            self._advance(self._piece, len(taken))
         return rows
 
     def _next(self) -> Range:
@@ -143,26 +111,43 @@ class SharedWindows:
         self.unleased += self.leased
         return self._borrowed.popleft()
 
-    def _begin(self, piece: Range) -> Range:
-        """Open a piece: its windows in their order, and which of them are its own."""
-        first, end = (len(self.windows) * shard // self.shards for shard in (piece.shard, piece.shard + 1))
-        seed = [self._run_seed, piece.epoch, piece.shard + self._start]
-        self._order = self.scattered[first + np.random.default_rng(seed).permutation(end - first)]
-        parts = (part - piece.shard * PARTS_PER_SHARD for part in piece[1:])
-        self._position, self._stop = (-(-(end - first) * part // PARTS_PER_SHARD) for part in parts)
-        self._piece, self._noted = piece, piece.first
-        return piece
+    def _ready(self, piece: Range) -> bool:
+        """Whether the block of the next part is open: its windows in their order, and which of them are the piece's."""
+        if self._block is not None:
+            return True
+        number, span = self._noted // self.blocks.span, self.blocks.span
+        try:
+            self._block = self.blocks.block(number)
+        except SourceBusy:
+            return False
+        first, size = number * span, len(self._block.places)
+        seed = [self._run_seed, piece.epoch, number + self._first_part // span]
+        self._order = self._block.places[np.random.default_rng(seed).permutation(size)]
+        parts = (part - first for part in (self._noted, min(piece.end, first + span)))
+        self._position, self._stop = (-(-size * part // span) for part in parts)
+        self._prepare()
+        return True
+
+    def _prepare(self) -> None:
+        """Have the next blocks made before they are needed."""
+        pieces = [piece._replace(first=self._noted) if piece == self._piece else piece for piece in self.queue]
+        span = self.blocks.span
+        needed = [number for one in pieces for number in range(one.first // span, -(-one.end // span))]
+        for number in needed[:PREPARED]:
+            self.blocks.prepare(number)
 
     def _advance(self, piece: Range, count: int) -> None:
         """So many windows of the piece at hand are given out: the parts that are now entirely so are used."""
         self._position += count
-        done = self._position >= self._stop
-        parts = self._position * PARTS_PER_SHARD // len(self._order)
-        whole = piece.end if done else piece.shard * PARTS_PER_SHARD + parts
+        span, done = self.blocks.span, self._position >= self._stop
+        first = self._noted // span * span
+        whole = min(piece.end, first + span) if done else first + self._position * span // len(self._order)
         if whole > self._noted:
             self.used.append(Range(piece.epoch, self._noted, whole).shifted(self._first_part))
             self._noted = whole
         if done:
+            self._block = None
+        if whole == piece.end:
             if self.queue and self.queue[0] == piece:
                 self.queue.popleft()
             self._piece = None
@@ -172,12 +157,17 @@ class SharedSources:
     """The sources of a peer that are shared out, as its agent sees them; implements `peer.link.shared_data.DataPort`.
 
     Args:
-        sources: those of them that are held in memory.
+        sources: those of them that are cut into shards.
         counts: pieces can be leased of so many sources of the run, these among them.
+        seeded: of those whose segments are shared out by the seeded rule.
     """
 
-    def __init__(self, sources: Mapping[int, SharedWindows], counts: int) -> None:
+    def __init__(
+        self, sources: Mapping[int, SharedWindows], counts: int, seeded: Iterable[SeededSegments] = ()
+    ) -> None:
         self._sources, self._counts, self._heard = sources, counts, 0
+        self._seeded: list[SeededShards | SeededSegments] = [one.seeded for one in sources.values()]
+        self._seeded += seeded
 
     @property
     def waits(self) -> bool:
@@ -193,13 +183,13 @@ class SharedSources:
 
     def hear(self, message: Leased | LivePeers) -> None:
         """What the agent says."""
-        if isinstance(message, Leased):
-            self._heard = message.number
+        if isinstance(message, LivePeers):
+            for rule in self._seeded:
+                rule.peers = tuple(message.peers)
+            return
+        self._heard = message.number
         for source in self._sources.values():
-            if isinstance(message, LivePeers):
-                source.seeded.peers = tuple(message.peers)
-            else:
-                source.hear(message.taken, message.lost)
+            source.hear(message.taken, message.lost)
 
     def report(self, pending: Sequence[Range], tokens_per_s: float) -> DataUse | None:
         """How far this peer is; None where it leases nothing."""

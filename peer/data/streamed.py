@@ -15,6 +15,7 @@ import numpy as np
 from peer.data.batches import LanePlace, Segment
 from peer.data.packing import PackedTokens
 from peer.data.problems import SourceBusy
+from peer.data.seeded import SeededSegments
 from peer.data.segments import SegmentCache, SegmentHeader, SegmentRule, read_segment, segment_path
 from peer.data.shards import Shard
 from peer.data.worker import Order
@@ -28,6 +29,7 @@ _HELD_OUT_LANE = LANES
 _NO_TOKENS = np.empty(0, dtype=np.uint16)
 RETRY_S, LONGEST_RETRY_S = 1.0, 60.0
 PATIENCE_S = 30.0
+MAX_STRETCH_BYTES = 256 << 20  # of text: what is beyond is not read
 MAX_LOOKED_THROUGH = 256 << 20  # bytes of text, for validation: a manifest must not keep a peer from its first step
 _numbers = itertools.count()
 
@@ -51,6 +53,7 @@ class StreamedSource:
 
     Attributes:
         counts: rows left out, documents, text bytes and tokens of the segments so far.
+        seeded: what falls to this peer, where peers share out the segments; None: all of it.
     """
 
     def __init__(
@@ -66,32 +69,83 @@ class StreamedSource:
         self._refused: set[Shard] = set()
         self._told: set[str] = set()
         self._barren = 0  # segments in a row without a window
+        self.seeded: SeededSegments | None = None
+        self._rules: dict[tuple[int, ...], SegmentRule | None] = {}  # of segments that are under way
+
+    @property
+    def num_files(self) -> int:
+        """Shards of files: that a stream is read by, or cut into stretches."""
+        return len(self._shards)
 
     def segment(self, lane: int, place: LanePlace, seed: int) -> Segment:
         """See `WindowSource.segment`."""
-        if self.down:
-            raise SourceBusy(f"{self.name} is tried again later")
+        self._check_up()
         shard, key = self._shard(lane, place, seed)
         if shard in self._refused:
             return self._checked(_NO_TOKENS, key, LanePlace(turn=place.turn + 1))
-        header, tokens = self._made(lane, shard, place.cursor, self._rule)
+        rule = self._rule_at(key)
+        if rule is None:
+            del self._rules[key]
+            return Segment(self._windows(_NO_TOKENS), key, LanePlace(turn=place.turn + 1))
+        header, tokens = self._made(lane, shard, place.cursor, rule)
         ends = header.next is None
         after = LanePlace(turn=place.turn + ends, cursor=header.next or 0)
         self._order(lane, after, seed)
-        return self._checked(tokens, key, after)
+        self._rules.pop(key, None)
+        return Segment(self._windows(tokens), key, after) if rule.passed_over else self._checked(tokens, key, after)
+
+    def _rule_at(self, key: tuple[int, ...]) -> SegmentRule | None:
+        """What is made of the segment with this key; None: all of its file is another peer's. That stays as it is once
+        the segment is ordered, whichever peers appear meanwhile.
+        """
+        if key not in self._rules:
+            self._rules[key] = self._rule
+            _, epoch, chosen, cursor, *_ = key
+            if self.seeded is not None and self.seeded.whole_files(len(self._shards)):
+                self._rules[key] = self._rule if self.seeded.mine(epoch, chosen, 0) else None
+            elif self.seeded is not None and not self.seeded.mine(epoch, chosen, cursor):
+                self._rules[key] = self._rule.model_copy(update={"passed_over": True})
+        return self._rules[key]
+
+    def stretch(self, file: int, stretch: tuple[int, int]) -> PackedTokens:
+        """The windows of a stretch (index, of) of a file.
+
+        Raises:
+            SourceBusy: they are not there yet; ask again.
+        """
+        self._check_up()
+        shard, tokens = self._shards[file], _NO_TOKENS
+        if shard not in self._refused:
+            _, tokens = self._made(0, shard, 0, self._rule_of(stretch))
+        return self._checked(tokens, (file, *stretch), LanePlace(), segments=stretch[1] * len(self._shards)).windows
+
+    def prepare(self, file: int, stretch: tuple[int, int]) -> None:
+        """Have a stretch made before it is needed."""
+        self._order_file(0, self._shards[file], 0, self._rule_of(stretch))
+
+    def _rule_of(self, stretch: tuple[int, int]) -> SegmentRule:
+        return self._rule.model_copy(update={"stretch": stretch, "limit_bytes": MAX_STRETCH_BYTES})
+
+    def _check_up(self) -> None:
+        if self.down:
+            raise SourceBusy(f"{self.name} is tried again later")
 
     @property
     def down(self) -> bool:
         """It could not be read a moment ago."""
         return self.over or self._reading.clock() < self._retry_at
 
-    def _checked(self, tokens: np.ndarray, key: tuple[int, ...], after: LanePlace) -> Segment:
-        windows = PackedTokens(tokens, self._reading.sequence_length)
+    def _checked(self, tokens: np.ndarray, key: tuple[int, ...], after: LanePlace, segments: int = 0) -> Segment:
+        """`segments`: of the source; 0: as many as it has shards, at least."""
+        windows = self._windows(tokens)
         self._barren = 0 if len(windows) else self._barren + 1
-        if self._barren > 2 * len(self._shards) and after.cursor == 0:
+        if self._barren > 2 * (segments or len(self._shards)) and after.cursor == 0:
             self.over = True
             raise self._nothing()
         return Segment(windows, key, after)
+
+    def _windows(self, tokens: np.ndarray) -> PackedTokens:
+        return PackedTokens(tokens, self._reading.sequence_length)
 
     def held_out(self, tokens: int, until: Callable[[], bool]) -> list[np.ndarray]:
         """The first documents for validation in the order of the shards, the same on every peer, until there are so
@@ -185,10 +239,14 @@ class StreamedSource:
 
     def _order(self, lane: int, place: LanePlace, seed: int) -> None:
         """Have the segment at a place made before it is needed."""
-        shard, _ = self._shard(lane, place, seed)
-        path = self._path(shard, place.cursor, self._rule)
+        shard, key = self._shard(lane, place, seed)
+        if (rule := self._rule_at(key)) is not None:
+            self._order_file(lane, shard, place.cursor, rule)
+
+    def _order_file(self, lane: int, shard: Shard, cursor: int, rule: SegmentRule) -> None:
+        path = self._path(shard, cursor, rule)
         if path not in self._ordered and not path.exists():
-            self._give(lane, path, shard, place.cursor, self._rule)
+            self._give(lane, path, shard, cursor, rule)
 
     def _give(self, lane: int, path: Path, shard: Shard, cursor: int, rule: SegmentRule) -> Future[SegmentHeader]:
         order = Order(

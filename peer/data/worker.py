@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict
 from peer.data.encode import TextEncoder, encoder_of
 from peer.data.problems import SourceBusy
 from peer.data.segments import SegmentHeader, SegmentRule, write_segment
-from peer.data.shards import Problems, Shard, shard_rows
+from peer.data.shards import Problems, Shard, shard_rows, stretch_rows
 from peer.errors import UserError
 
 
@@ -68,13 +68,21 @@ class Maker(threading.Thread):
         while True:
             self._answers.put(self._answer(self.orders.get()))
 
+    def _read(self, order: Order) -> Iterator[tuple[Any, int]]:
+        rule, problems = order.rule, self._problems
+        if rule.stretch is not None:
+            (file,), folder = order.shard, Path(order.path).parent
+            return stretch_rows(file, rule.column, rule.stretch, self._headers, problems, folder)
+        return shard_rows(order.shard, rule.column, order.cursor, self._headers, problems)
+
     def _answer(self, order: Order) -> Answer:
         try:
-            if self._rows is None or self._at != (order.shard, order.rule, order.cursor):
+            follows = self._at == (order.shard, _any_owner(order.rule), order.cursor)
+            if self._rows is None or not follows or order.rule.stretch is not None:
                 self._problems = Problems()
-                self._rows = shard_rows(order.shard, order.rule.column, order.cursor, self._headers, self._problems)
+                self._rows = self._read(order)
             header = write_segment(Path(order.path), self._rows, order.rule, self._encoder, self._problems)
-            self._at = (order.shard, order.rule, header.next)
+            self._at = (order.shard, _any_owner(order.rule), header.next)
             return Answer(number=order.number, header=header)
         except SourceBusy as error:
             self._rows = None
@@ -84,6 +92,11 @@ class Maker(threading.Thread):
         except Exception as error:
             self._rows = None
             return Answer(number=order.number, failed=f"{type(error).__name__}: {error}")
+
+
+def _any_owner(rule: SegmentRule) -> SegmentRule:
+    """What decides which rows follow."""
+    return rule.model_copy(update={"passed_over": False})
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from peer.protocol.spec import HUB_PATTERN, Digest, Revision, Spec, Text
 
 MAX_SHARDS = 1 << 17  # of all sources together
 PARTS_PER_SHARD = 16
-HELD_IN_MEMORY = ("python-stdlib", "instructions")  # what peers can share out
+BLOCK_TOKENS = 1 << 22  # of a streamed shard that is made in one piece
 
 # With an owner: without one it is a format, such as `text`, of files in the working directory.
 DataName = Annotated[str, Field(pattern=HUB_PATTERN.replace("?$", "$"))]
@@ -54,7 +54,7 @@ class SharedData(Spec):
 
     Attributes:
         digest: of the text.
-        shards: that each source is cut into; 0 of a source that is streamed.
+        shards: that each source is cut into, of files as many each; 0 of a source that is not leased.
         shard_tokens: of one, about.
     """
 
@@ -67,6 +67,14 @@ class SharedData(Spec):
         if sum(self.shards) > MAX_SHARDS:
             raise ValueError(f"{sum(self.shards)} shards; at most {MAX_SHARDS}")
         return self
+
+    @property
+    def block_parts(self) -> int:
+        """Parts of a streamed shard that are made in one piece: all of them, or fewer of a large one."""
+        parts = PARTS_PER_SHARD
+        while parts > 1 and self.shard_tokens * parts > BLOCK_TOKENS * PARTS_PER_SHARD:
+            parts //= 2
+        return parts
 
 
 class DataSpec(Spec):
@@ -92,10 +100,6 @@ class DataSpec(Spec):
 
     @model_validator(mode="after")
     def _shares_what_it_names(self) -> DataSpec:
-        if self.shared is not None:
-            if len(self.shared.shards) != len(self.sources):
-                raise ValueError(f"shared.shards: {len(self.shared.shards)} of {len(self.sources)} sources")
-            for source, shards in zip(self.sources, self.shared.shards, strict=True):
-                if shards and source.kind not in HELD_IN_MEMORY:
-                    raise ValueError(f"shared.shards={shards} of a source of kind {source.kind}, which is streamed")
+        if self.shared is not None and len(self.shared.shards) != len(self.sources):
+            raise ValueError(f"shared.shards: {len(self.shared.shards)} of {len(self.sources)} sources")
         return self

@@ -10,11 +10,13 @@ import pytest
 import torch
 
 from peer.data.batches import Batches
+from peer.data.blocks import ResidentBlocks
 from peer.data.corpus import ReadingOptions, Sharing, open_corpus
 from peer.data.packing import PackedTokens
 from peer.data.resident import read_documents, split_documents
+from peer.data.seeded import SeededShards
 from peer.data.shareable import SharedText
-from peer.data.shared import AHEAD_S, SeededShards, SharedSources, SharedWindows, shard_count
+from peer.data.shared import AHEAD_S, SharedSources, SharedWindows, shard_count
 from peer.data.sources import list_sources
 from peer.data.tokenizer import load_tokenizer
 from peer.link.messages import Leased, LivePeers
@@ -31,12 +33,18 @@ def source(
     windows: int = 100, shards: int = 5, start: int = 0, peer_id: str = "a", *, leased: bool = True
 ) -> SharedWindows:
     packed = PackedTokens(np.arange(windows * LENGTH + 1, dtype=np.uint16), LENGTH)
-    return SharedWindows(packed, 1.0, shards, start, SeededShards(3, peer_id, shards), leased=leased)
+    blocks = ResidentBlocks(packed, shards, [3, start])
+    return SharedWindows(blocks, 1.0, start, SeededShards(3, peer_id, shards), leased=leased)
+
+
+def scattered(shared: SharedWindows) -> np.ndarray:
+    assert isinstance(shared.blocks, ResidentBlocks)
+    return shared.blocks.scattered
 
 
 def place_of(shared: SharedWindows, row: torch.Tensor) -> int:
     """Where this window stands among all that shards are cut of."""
-    return int(np.flatnonzero(shared.scattered == int(row[0]) // LENGTH)[0])
+    return int(np.flatnonzero(scattered(shared) == int(row[0]) // LENGTH)[0])
 
 
 def firsts(shared: SharedWindows, count: int) -> list[int]:
@@ -50,7 +58,7 @@ def test_a_shard_has_windows_from_everywhere_and_the_same_ones_on_all_peers() ->
     read = [[int(row[0]) // LENGTH for row in shared.take(100)] for shared in (one, other)]
     assert read[0] == read[1]
     assert all(2 <= sum(window // 100 == tenth for window in read[0]) <= 20 for tenth in range(10))  # 10 in the mean
-    assert sorted(one.scattered) == list(range(1000))
+    assert sorted(scattered(one)) == list(range(1000))
 
 
 def shard(number: int, epoch: int = 0) -> Range:

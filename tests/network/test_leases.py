@@ -11,8 +11,10 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from peer.data.blocks import ResidentBlocks
 from peer.data.packing import PackedTokens
-from peer.data.shared import SeededShards, SharedSources, SharedWindows
+from peer.data.seeded import SeededShards
+from peer.data.shared import SharedSources, SharedWindows
 from peer.protocol.data_spec import PARTS_PER_SHARD, SharedData
 from peer.protocol.ranges import ClaimRule
 from tests.network.harness import TestSwarm
@@ -35,7 +37,8 @@ class SharingMember(Member):
 
     def begin(self) -> None:
         packed = PackedTokens(np.arange(SHARDS * WINDOWS * LENGTH + 1, dtype=np.uint16), LENGTH)
-        self.source = SharedWindows(packed, 1.0, SHARDS, 0, SeededShards(3, self.peer_id, SHARDS), leased=True)
+        blocks, seeded = ResidentBlocks(packed, SHARDS, [3, 0]), SeededShards(3, self.peer_id, SHARDS)
+        self.source = SharedWindows(blocks, 1.0, 0, seeded, leased=True)
         self.waits = True  # or its shards, of some milliseconds, would outrun the rounds
         assert self.sync is not None
         self.sync.share(SharedSources({0: self.source}, 1), MOST_PARTS)

@@ -109,7 +109,6 @@ CONFIG = {**FILE, "name": "tokenizer_config.json"}
     ({"data": {"sources": [{"name": "a/b"}]}}, "'name' goes with kind 'hub', and only with it"),
     ({"data": {"sources": [{"kind": "web"}]}}, "'files' goes with kind 'web', and only with it"),
     ({"data": {"shared": {**CUT, "shards": [1, 2]}}}, "shared.shards: 2 of 1 sources"),
-    ({"data": {"sources": [{"kind": "hub", "name": "a/b"}], "shared": CUT}}, "shared.shards=4 of a source of kind hub"),
     ({"inner": {"betas": [0.9, 1.0]}}, "betas=(0.9, 1.0): each must be in [0, 1)"),
     ({"model": {"pretrained": "a/b", "revision": 1234567}}, "Input should be a valid string: write it in quotes"),
     ({"rounds": {"min_group": 8, "max_group": 4}}, "min_group=8 is above max_group=4"),

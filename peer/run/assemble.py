@@ -33,17 +33,17 @@ from peer.outer.state.flat_layout import FlatLayout
 from peer.protocol.manifest import RunManifest
 from peer.run.device_checks import log_finding, run_disk_finding
 from peer.run.hardware import compute_of, first_device, fitting, plan_in_words
-from peer.run.lead import LedLoop, OptimizerState, begin_lead, trainer_of
+from peer.run.leader import OptimizerState, RanksLoop, begin_leader, trainer_of
 from peer.run.local_rule import hook_of, kept_beside, rule_bytes, trajectory_of
 from peer.run.resume import Resumed, read_resumed
-from peer.run.shared_model import SharedModel, led, local_anchor, replica_of, share
+from peer.run.shared_model import SharedModel, local_anchor, of_all_ranks, replica_of, share
 from peer.settings import PeerSettings
 from peer.train.compute import Compute, prepare
 from peer.train.compute_limit import ComputeLimit
 from peer.train.gradient import KeptGradient
 from peer.train.model import check_trains, measure_model
 from peer.train.optim import Optimizer, build_optimizer
-from peer.train.orders import Lead, LedReplica
+from peer.train.orders import RankLeader, RanksReplica
 from peer.train.ranks import ALONE, Ranks
 from peer.train.replica import ModelReplica
 from peer.train.sharding import place
@@ -76,7 +76,7 @@ class Peer:
     recipe: Recipe
     agent: AgentProcess
     model: PreTrainedModel
-    replica: ModelReplica | LedReplica
+    replica: ModelReplica | RanksReplica
     state: OptimizerState
     trainer: Trainer
     batches: Batches
@@ -114,13 +114,13 @@ def assemble(
         least_tokens=least_shard_tokens(manifest, plan.nominal_tokens),
     )  # fmt: skip
     text = load_text(settings, manifest, tokenizer, published.peer_id, stopping, sharing)
-    model, shared, lead, resumed = _placed_model(settings, plan, tokenizer, agent, compute, device)
+    model, shared, leader, resumed = _placed_model(settings, plan, tokenizer, agent, compute, device)
     optimizer = _optimizer(model, manifest, recipe, compute.eight_bit)
     inner, rounds = recipe.inner_settings(manifest.inner), manifest.rounds
     hook, again = hook_of(recipe.local, model, shared.layout, optimizer, inner, compute)
-    second = trajectory_of(recipe.local, shared.layout, again, lambda one: replica_of(shared.layout, one, lead, 1))
-    local = local_anchor(shared, recipe, device, hook if lead is None else LedLoop(lead, hook), second)
-    state = OptimizerState(optimizer, lead)
+    second = trajectory_of(recipe.local, shared.layout, again, lambda one: replica_of(shared.layout, one, leader, 1))
+    local = local_anchor(shared, recipe, device, hook if leader is None else RanksLoop(leader, hook), second)
+    state = OptimizerState(optimizer, leader)
     limits = Limits(total_rounds=rounds.total, tokens_total=rounds.tokens_total, max_rounds=settings.max_rounds)
     # a restarted agent joins this run and no other
     start = start.model_copy(update={"run_id": manifest.run_id})
@@ -130,7 +130,7 @@ def assemble(
         _resume(resumed, recipe, state, sync)
     hook.limit = ComputeLimit.of(recipe.straggler.timeout, device)
     rate = rate_of(plan, sync, resumed is not None)
-    trainer = trainer_of(lead, model.train(), optimizer, inner, rate, hook=hook, compute=compute)
+    trainer = trainer_of(leader, model.train(), optimizer, inner, rate, hook=hook, compute=compute)
     return Peer(
         settings=settings, manifest=manifest, published=published, recipe=recipe, agent=agent, model=model,
         replica=shared.replica, state=state, trainer=trainer, text=text, sync=sync,
@@ -153,7 +153,7 @@ def _fitting_compute(
 def _placed_model(
     settings: PeerSettings, plan: RunPlan, tokenizer: Tokenizer, agent: AgentProcess, compute: Compute,
     device: torch.device,
-) -> tuple[PreTrainedModel, SharedModel, Lead | None, Resumed | None]:  # fmt: skip
+) -> tuple[PreTrainedModel, SharedModel, RankLeader | None, Resumed | None]:  # fmt: skip
     """The model on its devices, once it has made a step; what of it is shared with the agent; the lead of further
     ranks; and the checkpoint that it continues.
     """
@@ -162,7 +162,7 @@ def _placed_model(
     numel, kept = FlatLayout.of(model).numel, kept_beside(recipe)
     resumed = read_resumed(settings, manifest, numel, recipe.optimizer.num_buffers, kept)
     shared = share(agent, model, recipe, resumed)
-    lead = begin_lead(settings, manifest, tokenizer.vocab_size, compute, model) if ranks.count > 1 else None
+    leader = begin_leader(settings, manifest, tokenizer.vocab_size, compute, model) if ranks.count > 1 else None
     if not ranks.sharded:
         place(model, device, ranks)
     document_end = tokenizer.eos_id if manifest.data.document_mask else None
@@ -170,7 +170,7 @@ def _placed_model(
     if ranks.sharded:  # only now: one rank alone cannot make a step of a model that is cut
         place(model, device, ranks)
     prepare(model, compute)
-    return model, led(shared, lead, model, agent, resumed), lead, resumed
+    return model, of_all_ranks(shared, leader, model, agent, resumed), leader, resumed
 
 
 def _resume(resumed: Resumed, recipe: Recipe, state: OptimizerState, sync: SwarmSync) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from peer.link.shared_vectors import VectorPlace, VectorsOf
+from peer.link.shared_vectors import VectorsOf
 from peer.outer.recipe.plan import RunPlan
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.state.flat_layout import FlatLayout
@@ -21,9 +21,8 @@ from peer.train.device import set_threads
 from peer.train.model import build_skeleton
 from peer.train.optim import build_optimizer, load_optimizer_tensors, reset_state
 from peer.train.orders import (
-    PIECE,
     RankOrder,
-    collect_far,
+    RankParts,
     dealt,
     gathered,
     next_order,
@@ -73,9 +72,8 @@ class RankWorker:
         self._optimizer: Any = self._optimizer_of(recipe, model, inner, compute.eight_bit)
         hook, second = hook_of(recipe.local, model, layout, self._optimizer, inner, compute)
         hook.limit = ComputeLimit.of(recipe.straggler.timeout, device)
-        self._parts = [RankPart(layout, model, ranks)]
-        if second is not None:
-            self._parts.append(RankPart(layout, second, ranks))
+        models = [model] if second is None else [model, second]
+        self._parts = RankParts(ranks, self._vectors, [RankPart(layout, one, ranks) for one in models])
         self._hook = hook
         self._trainer = Trainer(model.train(), self._optimizer, inner, lambda: self._rate, hook=hook, compute=compute)
 
@@ -107,26 +105,12 @@ class RankWorker:
                 return
             self._do(kind, numbers)
 
-    def _move(self, part: RankPart, kind: RankOrder, where: VectorPlace, start: int) -> None:
-        if not self._ranks.is_far:
-            (part.read if kind == RankOrder.READ else part.write)(self._vectors.at(where), start)
-        elif kind == RankOrder.WRITE:
-            for begin in range(0, where.numel, PIECE):
-                send_far(self._ranks, piece := torch.empty(min(PIECE, where.numel - begin)))
-                part.write(piece, start + begin)
-        self._ranks.barrier()
-        if self._ranks.is_far and kind == RankOrder.READ and self._ranks.sharded:
-            for begin in range(0, where.numel, PIECE):
-                part.read(piece := torch.zeros(min(PIECE, where.numel - begin)), start + begin)
-                collect_far(self._ranks, piece)
-
     def _do(self, kind: RankOrder, numbers: Sequence[int]) -> None:
         if kind == RankOrder.STEP:
             batch, self._rate = dealt(self._ranks, numbers)
             self._trainer.step(batch)
         elif kind in (RankOrder.READ, RankOrder.WRITE):
-            where, (start, model, *_) = place_in(numbers)
-            self._move(self._parts[model], kind, where, start)
+            self._parts.move(kind, numbers)
         elif kind == RankOrder.ROUND:
             where, _ = place_in(numbers)
             anchor = torch.empty(where.numel) if self._ranks.is_far else self._vectors.at(where)

@@ -22,7 +22,7 @@ from peer.run.devices import RankProcesses, Torchrun, connect, start_ranks
 from peer.run.figures import SAMPLE_PROMPT
 from peer.run.final_report import export, export_at_once, report_of, write_report
 from peer.run.hooks import PeerHooks
-from peer.run.lead import LeadTrainer
+from peer.run.leader import RanksTrainer
 from peer.run.limits import DOES_NOT_FIT, await_hours, limits_in_words, limits_of
 from peer.run.rented import detect_announce_maddrs, detect_direct_port
 from peer.run.resume import checkpoint_folder
@@ -179,9 +179,9 @@ def _run(
         train(peer.trainer, hooks.batches, peer.sync, hooks)
         peer.text.corpus.close()
         code = _wind_down(peer, hooks, metrics, anchor.round)
-    if ranks is not None and isinstance(peer.trainer, LeadTrainer):
+    if ranks is not None and isinstance(peer.trainer, RanksTrainer):
         ranks.dismiss()
-        peer.trainer.lead.order(RankOrder.STOP)
+        peer.trainer.leader.order(RankOrder.STOP)
     trackers.close()
     return code
 

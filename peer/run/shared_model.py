@@ -16,11 +16,12 @@ from peer.link.supervisor import AgentProcess
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.state.flat_layout import FlatLayout
 from peer.outer.state.outer_state import digest_of
-from peer.run.lead import share_memory
+from peer.run.leader import share_memory
 from peer.run.resume import CHAIN_FILE, Resumed
-from peer.train.orders import Lead, LedReplica
+from peer.train.orders import RankLeader, RanksReplica
 from peer.train.rank_part import RankPart
 from peer.train.replica import DeviceCopies, ModelReplica
+from peer.train.sharding import is_sharded
 
 
 def local_anchor(
@@ -41,7 +42,7 @@ class SharedModel:
 
     layout: FlatLayout
     memory: SharedState
-    replica: ModelReplica | LedReplica
+    replica: ModelReplica | RanksReplica
     mapped: Mapped
 
 
@@ -57,12 +58,14 @@ def share(
     layout, optimizer = layout or FlatLayout.of(model, recipe.cut), recipe.optimizer
     largest = max(layout.sizes, default=layout.numel)
     memory = SharedState(agent.memory_descriptor, layout.numel, optimizer.num_buffers, largest)
-    layout.copy_to_flat(model, memory.anchor)
+    if not is_sharded(model):  # else the agent fetches the genesis, and `of_all_ranks` gives each rank its part
+        layout.copy_to_flat(model, memory.anchor)
     for buffer, value in zip(memory.buffers, optimizer.initial_values, strict=True):
         buffer.fill_(value)
     if resumed is not None:
         _fill_memory(memory, resumed, layout.sizes)
-        layout.copy_from_flat(resumed.tensors["inner"]["parameters"], model)
+        if not is_sharded(model):
+            layout.copy_from_flat(resumed.tensors["inner"]["parameters"], model)
     mapped = Mapped(
         numel=layout.numel,
         num_buffers=optimizer.num_buffers,
@@ -75,22 +78,22 @@ def share(
 
 
 def replica_of(
-    layout: FlatLayout, model: nn.Module, lead: Lead | None, number: int = 0
-) -> ModelReplica | LedReplica:
+    layout: FlatLayout, model: nn.Module, leader: RankLeader | None, number: int = 0
+) -> ModelReplica | RanksReplica:
     """The parameters of a model on its device, or on those of all ranks."""
-    if lead is None:
+    if leader is None:
         return ModelReplica(layout, model)
-    return LedReplica(lead, RankPart(layout, model, lead.ranks), number)
+    return RanksReplica(leader, RankPart(layout, model, leader.ranks), number)
 
 
-def led(
-    shared: SharedModel, lead: Lead | None, model: nn.Module, agent: AgentProcess, resumed: Resumed | None
+def of_all_ranks(
+    shared: SharedModel, leader: RankLeader | None, model: nn.Module, agent: AgentProcess, resumed: Resumed | None
 ) -> SharedModel:
     """The same for all ranks, once the model is on its device."""
-    if lead is None:
+    if leader is None:
         return shared
-    share_memory(lead, shared.memory, agent.memory_descriptor)
-    replica = replica_of(shared.layout, model, lead)
+    share_memory(leader, shared.memory, agent.memory_descriptor)
+    replica = replica_of(shared.layout, model, leader)
     if resumed is not None:
         replica.write(resumed.tensors["inner"]["parameters"])
     return replace(shared, replica=replica)

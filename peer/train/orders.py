@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from peer.link.shared_vectors import SharedVectors, VectorPlace
+from peer.link.shared_vectors import SharedVectors, VectorPlace, VectorsOf
 from peer.train.batch import Batch
 from peer.train.optim import Optimizer, optimizer_tensors
 from peer.train.rank_part import RankPart
@@ -29,10 +29,10 @@ PIECE = 2**22  # values that travel to another machine at a time: 16 MiB
 class RankOrder(IntEnum):
     """The first number."""
 
-    STOP, STEP, READ, WRITE, ROUND, RESET, LOAD, GATHER, FORWARD = range(9)
+    STOP, STEP, READ, WRITE, ROUND, RESET, LOAD, GATHER, FORWARD, BUILD, DONE = range(11)
 
 
-class Lead:
+class RankLeader:
     """Rank 0 of a peer with several.
 
     Args:
@@ -65,24 +65,24 @@ class Lead:
             send_far(self.ranks, vector)
 
 
-class LedReplica:
+class RanksReplica:
     """The `LocalParameters` of all ranks: each copies its part straight between its device and shared memory.
 
     Args:
         number: of the model, where a recipe trains several.
     """
 
-    def __init__(self, lead: Lead, part: RankPart, number: int = 0) -> None:
-        self._lead, self._part, self._number = lead, part, number
+    def __init__(self, leader: RankLeader, part: RankPart, number: int = 0) -> None:
+        self._leader, self._part, self._number = leader, part, number
 
     def read(self, out: Tensor, start: int = 0) -> None:
         shared = self._shared(out)
-        if self._lead.ranks.far is not None:
+        if self._leader.ranks.far is not None:
             shared.zero_()
-        self._lead.on_vector(RankOrder.READ, shared, start, self._number)
+        self._leader.on_vector(RankOrder.READ, shared, start, self._number)
         self._part.read(shared, start)
-        self._lead.ranks.barrier()
-        collect_far(self._lead.ranks, shared)
+        self._leader.ranks.barrier()
+        collect_far(self._leader.ranks, shared)
         if shared is not out:
             out.copy_(shared)
 
@@ -90,16 +90,43 @@ class LedReplica:
         shared = self._shared(flat)
         if shared is not flat:
             shared.copy_(flat)
-        self._lead.on_vector(RankOrder.WRITE, shared, start, self._number)
+        self._leader.on_vector(RankOrder.WRITE, shared, start, self._number)
         self._part.write(shared, start)
         for piece in torch.split(shared, PIECE):
-            send_far(self._lead.ranks, piece)
-        self._lead.ranks.barrier()
+            send_far(self._leader.ranks, piece)
+        self._leader.ranks.barrier()
 
     def _shared(self, vector: Tensor) -> Tensor:
-        if self._lead.vectors.place_of(vector) is not None:
+        if self._leader.vectors.place_of(vector) is not None:
             return vector
-        return self._lead.vectors.stage(vector.numel())
+        return self._leader.vectors.stage(vector.numel())
+
+
+class RankParts:
+    """What a rank other than 0 holds of each model, and copies when `RanksReplica` orders it.
+
+    Args:
+        vectors: of rank 0.
+    """
+
+    def __init__(self, ranks: Ranks, vectors: VectorsOf, parts: Sequence[RankPart]) -> None:
+        self._ranks, self._vectors, self._parts = ranks, vectors, parts
+
+    def move(self, kind: RankOrder, numbers: Sequence[int]) -> None:
+        """READ or WRITE."""
+        where, (start, model, *_) = place_in(numbers)
+        part = self._parts[model]
+        if not self._ranks.is_far:
+            (part.read if kind == RankOrder.READ else part.write)(self._vectors.at(where), start)
+        elif kind == RankOrder.WRITE:
+            for begin in range(0, where.numel, PIECE):
+                send_far(self._ranks, piece := torch.empty(min(PIECE, where.numel - begin)))
+                part.write(piece, start + begin)
+        self._ranks.barrier()
+        if self._ranks.is_far and kind == RankOrder.READ and self._ranks.sharded:
+            for begin in range(0, where.numel, PIECE):
+                part.read(piece := torch.zeros(min(PIECE, where.numel - begin)), start + begin)
+                collect_far(self._ranks, piece)
 
 
 def send_far(ranks: Ranks, piece: Tensor) -> None:

@@ -56,8 +56,14 @@ class Ranks:
         if device.type == "cuda":
             torch.cuda.set_device(device)
         dist.init_process_group(BACKENDS[device.type], init_method=store, rank=rank, world_size=count, timeout=FOREVER)
-        ranks = cls(rank, count, sharded, dist.new_group(backend="gloo", timeout=FOREVER))
-        ranks.near = ranks.total(near)
+        return cls.met(sharded, near)
+
+    @classmethod
+    def met(cls, sharded: bool, near: bool) -> Ranks:
+        """All processes of the default group of torch.distributed; each makes this call."""
+        count = dist.get_world_size()
+        ranks = cls(dist.get_rank(), count, sharded, dist.new_group(backend="gloo", timeout=FOREVER))
+        (ranks.near,) = ranks.totals([near])
         if ranks.near < count:
             ranks.far = dist.new_group([0, *range(ranks.near, count)], backend="gloo", timeout=FOREVER)
         return ranks
@@ -99,9 +105,9 @@ class Ranks:
         """Of each number the largest of all ranks."""
         return self._reduced(numbers, dist.ReduceOp.MAX)
 
-    def total(self, number: int) -> int:
-        """The sum over all ranks."""
-        return self._reduced([number], dist.ReduceOp.SUM)[0]
+    def totals(self, numbers: Sequence[int]) -> list[int]:
+        """Of each number the sum over all ranks."""
+        return self._reduced(numbers, dist.ReduceOp.SUM)
 
     def _reduced(self, numbers: Sequence[int], how: dist.ReduceOp.RedOpType) -> list[int]:
         if self.count == 1:

@@ -29,7 +29,7 @@ def place(model: PreTrainedModel, device: torch.device, ranks: Ranks) -> None:
 
 def is_sharded(model: nn.Module) -> bool:
     """Whether other ranks hold parts of it."""
-    return isinstance(model, FSDPModule)
+    return any(isinstance(one, DTensor) for one in model.parameters())
 
 
 def gather_no_more(model: nn.Module) -> None:

@@ -16,7 +16,7 @@ from peer.link.messages import Anchor, Snapshot, WantSnapshot
 from peer.link.supervisor import create_descriptor
 from peer.run.devices import devices_of
 from peer.run.follower import RankWorker
-from peer.run.lead import LeadTrainer
+from peer.run.leader import RanksTrainer
 from peer.train.evaluate import evaluate
 from peer.train.orders import RankOrder
 from peer.train.ranks import ALONE, Ranks
@@ -57,8 +57,8 @@ def lived(folder: Path, descriptor: int, recipe: str, ranks: Ranks = ALONE) -> d
     losses += [_step(peer, batch) for batch, _ in islice(peer.batches, 2)]
     local = torch.empty_like(peer.sync.anchor)
     peer.replica.read(local)
-    if isinstance(peer.trainer, LeadTrainer):
-        peer.trainer.lead.order(RankOrder.STOP)
+    if isinstance(peer.trainer, RanksTrainer):
+        peer.trainer.leader.order(RankOrder.STOP)
     return {
         "losses": losses, "snapshot": snapshot, "round": peer.sync.round, "local": local.tolist(), "emptied": emptied,
         "moments": {name: tensor.flatten().tolist() for name, tensor in moments.items()}, "validation": validation,

@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -20,12 +22,15 @@ from peer.printable import printable
 from peer.settings import PeerSettings
 from peer.system.resources import usable_cores
 from peer.system.torchrun import under_torchrun
+from peer.train.arrivals import Arrivals
 from peer.train.device import pick_device, set_threads
-from peer.train.ranks import ALONE, Ranks
+from peer.train.ranks import ALONE, FILE, Ranks, arrivals_beside
 
 log = logging.getLogger(__name__)
 RANK_COMMAND = (sys.executable, "-m", "peer.run.rank")
 NOTICE_S, GRACE_S, POLL_S = 2.0, 6.0, 0.1
+HUNG_S = 600.0  # longer than a device compiles, or a rank gathers a large state
+MEETING = "ranks"  # in the output folder
 MAX_RANKS = 64
 
 
@@ -52,8 +57,39 @@ def devices_of(text: str) -> list[str]:
     return names
 
 
+class FurtherRanks(Protocol):
+    """The processes of the further devices of this peer."""
+
+    def connect(self) -> Ranks:
+        """Meet them."""
+
+    def lost(self) -> UserError | None:
+        """What to say where a step with them failed; None: that they are there."""
+
+    def dismiss(self) -> None:
+        """They are about to be told to stop."""
+
+    def close(self) -> None:
+        """They are needed no more."""
+
+
+class NoFurther:
+    """Of a peer with one device."""
+
+    def connect(self) -> Ranks:
+        return ALONE
+
+    def lost(self) -> UserError | None:
+        return None
+
+    def dismiss(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class RankProcesses:
-    """The processes of the further devices. When one ends, so does this peer, at most `GRACE_S` + `NOTICE_S` later.
+    """Processes of this machine. When one ends, so does this peer, at most `GRACE_S` + `NOTICE_S` later; when the others
+    wait for one that hangs, after `hung_s`.
 
     Use it from the main thread only: they die with the *thread* that started them (PR_SET_PDEATHSIG).
 
@@ -65,10 +101,13 @@ class RankProcesses:
 
     def __init__(
         self, devices: Sequence[str], sharded: bool, folder: Path,
-        end: Callable[[int], None] = os._exit, command: Sequence[str] = RANK_COMMAND,
+        end: Callable[[int], None] = os._exit, command: Sequence[str] = RANK_COMMAND, hung_s: float = HUNG_S,
     ) -> None:  # fmt: skip
         self.devices, self._sharded, self._folder, self._end = list(devices), sharded, folder, end
-        self._meeting = tempfile.TemporaryDirectory(prefix="atoll-ranks-")
+        self._meeting, self._hung_s = folder / MEETING, hung_s
+        shutil.rmtree(self._meeting, ignore_errors=True)  # of a process that was killed
+        self._meeting.mkdir()
+        self._arrivals = Arrivals(arrivals_beside(self._store), len(self.devices))
         self._processes: list[subprocess.Popen[bytes]] = []
         self._closing, self._lost = threading.Event(), threading.Event()
         self._why = ""
@@ -79,7 +118,7 @@ class RankProcesses:
 
     @property
     def _store(self) -> str:
-        return f"file://{self._meeting.name}/store"
+        return f"{FILE}{self._meeting.absolute()}/store"
 
     def connect(self) -> Ranks:
         """Meet them."""
@@ -106,7 +145,7 @@ class RankProcesses:
         for process in self._processes:
             process.kill()
             process.wait()
-        self._meeting.cleanup()
+        shutil.rmtree(self._meeting, ignore_errors=True)
 
     def _start(self, command: list[str], rank: int) -> subprocess.Popen[bytes]:
         command += ["--count", str(len(self.devices)), "--store", self._store, "--parent", str(os.getpid())]
@@ -121,16 +160,26 @@ class RankProcesses:
                 raise UserError(what, "free memory, or name fewer devices") from None
 
     def _look(self) -> None:
+        before, since = self._arrivals.counts, time.monotonic()
         while not self._closing.wait(POLL_S):
-            for rank, process in enumerate(self._processes, start=1):
-                if process.poll() is not None:
-                    self._why = f"rank {rank} on {self.devices[rank]} {_ended(process.returncode)}{self._last(rank)}"
-                    self._lost.set()
-                    if not self._closing.wait(GRACE_S):
-                        print(UserError(self._why, self._hint).render(), file=sys.stderr)
-                        self._meeting.cleanup()
-                        self._end(2)
-                    return
+            ended = [rank for rank, process in enumerate(self._processes, start=1) if process.poll() is not None]
+            if (counts := self._arrivals.counts) != before:
+                before, since = counts, time.monotonic()
+            hung = self._arrivals.last() if time.monotonic() - since > self._hung_s else None
+            if ended:
+                how = _ended(self._processes[ended[0] - 1].returncode)
+                return self._end_peer(f"rank {ended[0]} on {self.devices[ended[0]]} {how}{self._last(ended[0])}")
+            if hung is not None:
+                held = f"has not come on for {self._hung_s:.0f} s, while the others wait for it"
+                return self._end_peer(f"rank {hung} on {self.devices[hung]} {held}")
+
+    def _end_peer(self, why: str) -> None:
+        self._why = why
+        self._lost.set()
+        if not self._closing.wait(GRACE_S):
+            print(UserError(self._why, self._hint).render(), file=sys.stderr)
+            shutil.rmtree(self._meeting, ignore_errors=True)
+            self._end(2)
 
     def _last(self, rank: int) -> str:
         """The last line of its log."""
@@ -175,13 +224,13 @@ def _ended(code: int) -> str:
     return f"was killed by signal {-code}"
 
 
-def start_ranks(settings: PeerSettings) -> RankProcesses | Torchrun | None:
-    """The processes of the further devices; None where there is one device."""
+def start_ranks(settings: PeerSettings) -> FurtherRanks:
+    """The processes of the further devices."""
     if under_torchrun(os.environ):
         return Torchrun(settings.sharding == "fsdp")
     devices = device_names(settings)
     if len(devices) == 1:
-        return None
+        return NoFurther()
     if settings.torch_threads is None and devices[0] == "cpu":
         set_threads(max(1, usable_cores() // len(devices)))
     return RankProcesses(devices, settings.sharding == "fsdp", settings.output_dir)
@@ -203,8 +252,3 @@ def device_names(settings: PeerSettings) -> list[str]:
 def planned_ranks(settings: PeerSettings) -> Ranks:
     """As many as there will be, for what must be known before they meet."""
     return Ranks(0, len(device_names(settings)), settings.sharding == "fsdp")
-
-
-def connect(processes: RankProcesses | Torchrun | None) -> Ranks:
-    """All ranks of this peer."""
-    return ALONE if processes is None else processes.connect()

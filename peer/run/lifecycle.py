@@ -18,7 +18,7 @@ from peer.link.supervisor import AgentGoneError, AgentProcess
 from peer.protocol.address import PeerAddress
 from peer.run.assemble import Peer, assemble, plan_of
 from peer.run.device_checks import device_finding, log_finding
-from peer.run.devices import RankProcesses, Torchrun, connect, start_ranks
+from peer.run.devices import FurtherRanks, NoFurther, start_ranks
 from peer.run.figures import SAMPLE_PROMPT
 from peer.run.final_report import export, export_at_once, report_of, write_report
 from peer.run.hooks import PeerHooks
@@ -85,7 +85,7 @@ def live(
     Raises:
         UserError: anything that a person can mend, before training starts.
     """
-    ranks: RankProcesses | Torchrun | None = None
+    ranks: FurtherRanks = NoFurther()
     try:
         stop, console, guard = StopSignal(), Console(), WriteGuard()
         try:
@@ -97,7 +97,7 @@ def live(
             ranks = start_ranks(settings)
             return _run(settings, start, agent, stop, (console, guard), ranks)
         except RuntimeError:
-            if ranks is not None and (lost := ranks.lost()):
+            if lost := ranks.lost():
                 _leave(agent)
                 raise lost from None
             raise
@@ -107,8 +107,7 @@ def live(
     except KeyboardInterrupt:
         return 130
     finally:
-        if ranks is not None:
-            ranks.close()
+        ranks.close()
         agent.close()
 
 
@@ -147,7 +146,7 @@ def start_message(settings: PeerSettings, addresses: Sequence[PeerAddress], iden
 
 def _run(
     settings: PeerSettings, start: Start, agent: AgentProcess, stop: StopSignal, shown: tuple[Console, WriteGuard],
-    ranks: RankProcesses | Torchrun | None,
+    ranks: FurtherRanks,
 ) -> int:  # fmt: skip
     receive, (console, guard) = _Late(), shown
     try:
@@ -179,7 +178,7 @@ def _run(
         train(peer.trainer, hooks.batches, peer.sync, hooks)
         peer.text.corpus.close()
         code = _wind_down(peer, hooks, metrics, anchor.round)
-    if ranks is not None and isinstance(peer.trainer, RanksTrainer):
+    if isinstance(peer.trainer, RanksTrainer):
         ranks.dismiss()
         peer.trainer.leader.order(RankOrder.STOP)
     trackers.close()
@@ -188,7 +187,7 @@ def _run(
 
 def _arrive(
     settings: PeerSettings, start: Start, agent: AgentProcess, receive: Callable[[Message], None],
-    stopping: Callable[[], bool], ranks: RankProcesses | Torchrun | None,
+    stopping: Callable[[], bool], ranks: FurtherRanks,
 ) -> tuple[Peer, Anchor]:
     """Find the run, build this peer's parts, take the swarm's state."""
     agent.send(start)
@@ -204,7 +203,7 @@ def _arrive(
         log.info("others can join through %s as well", ", ".join(published.maddrs))
     if manifest.tokenizer.files:
         agent.expect(TokenizerFetched, STATE_TIMEOUT_S)
-    peer = assemble(settings, start, published, agent, receive, stopping, connect(ranks))
+    peer = assemble(settings, start, published, agent, receive, stopping, ranks.connect())
     for line in limits_in_words(start.limits, plan, peer.mapped.numel):
         log.log(logging.WARNING if DOES_NOT_FIT in line else logging.INFO, "%s", line)
     agent.send(peer.mapped)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from peer.system.death_signal import die_with_parent
+from peer.system.exit_signals import ending_signals
 from peer.system.gc_pause import starting
 from peer.system.private_files import make_files_private
 from peer.telemetry.process_log import StderrLog
@@ -29,7 +30,6 @@ def main() -> None:
     parser.add_argument("--sharded", action="store_true")
     arguments = parser.parse_args()
     die_with_parent(arguments.parent)
-    ignore_signals()
     make_files_private()
     logging.basicConfig(level=logging.INFO, handlers=[StderrLog(rotates=True)])
     with starting():
@@ -43,7 +43,6 @@ def main() -> None:
 
 def follow_torchrun(sharded: bool) -> None:
     """The same in a process of `torchrun` other than that of rank 0."""
-    ignore_signals()
     logging.basicConfig(level=logging.INFO, handlers=[StderrLog()])
     with starting():
         import torch
@@ -56,20 +55,20 @@ def follow_torchrun(sharded: bool) -> None:
     run(lambda: Ranks.connect(rank, count, device, "env://", sharded, near), device)
 
 
-def ignore_signals() -> None:
-    """Rank 0 drains, and then stops the others."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-
-
 def run(connect: Callable[[], Ranks], device: Any) -> NoReturn:
-    """Build what rank 0 describes, do what it orders until it says stop, and exit."""
+    """Build what rank 0 describes, do what it orders until it says stop, and exit.
+
+    A signal ends this process until rank 0 is there; from then on rank 0 drains, and stops the others.
+    """
     from peer.errors import UserError
     from peer.run.follower import RankWorker
 
+    _on_signals(signal.SIG_DFL)  # a handler in Python does not run while `connect` waits
     code = 2
     try:
-        RankWorker(connect(), device).follow()
+        ranks = connect()
+        _on_signals(signal.SIG_IGN)
+        RankWorker(ranks, device).follow()
         code = 0
     except UserError as error:
         print(" ".join(error.render().split()), file=sys.stderr)
@@ -79,6 +78,11 @@ def run(connect: Callable[[], Ranks], device: Any) -> NoReturn:
     logging.shutdown()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _on_signals(handler: signal.Handlers) -> None:
+    for number in ending_signals():
+        signal.signal(number, handler)
 
 
 if __name__ == "__main__":

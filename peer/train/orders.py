@@ -45,6 +45,7 @@ class RankLeader:
     def order(self, kind: RankOrder, *numbers: int) -> None:
         """Tell all others."""
         header = torch.zeros(NUMBERS, dtype=torch.int64)
+        self.ranks.arrive()
         header[: 1 + len(numbers)] = torch.tensor([int(kind), *numbers], dtype=torch.int64)
         dist.broadcast(header, 0, group=self.ranks.control)
 
@@ -152,6 +153,7 @@ def next_order(ranks: Ranks) -> tuple[RankOrder, list[int]]:
     """Wait for one."""
     header = torch.zeros(NUMBERS, dtype=torch.int64)
     dist.broadcast(header, 0, group=ranks.control)
+    ranks.arrive()
     kind, *numbers = header.tolist()
     return RankOrder(kind), numbers
 

@@ -8,16 +8,19 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from peer.train.arrivals import Arrivals
 from peer.train.batch import IGNORED, Batch
 
-FOREVER = timedelta(days=3650)  # rank 0 may wait for its swarm; a rank that ends is seen by its process
+FOREVER = timedelta(days=3650)  # rank 0 may wait for its swarm; it sees a rank that ends, or that the others wait for
 BUCKET = 2**24  # gradients that are added up at a time: 64 MiB
+FILE = "file://"
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 
 
@@ -33,6 +36,7 @@ class Ranks:
     Attributes:
         near: how many are on the machine of rank 0, whose memory they map; they have the lowest numbers.
         far: the group of rank 0 and those on other machines; None where there are none.
+        arrivals: where rank 0 sees which rank the others wait for; None under `torchrun`.
     """
 
     def __init__(
@@ -40,6 +44,7 @@ class Ranks:
     ) -> None:
         self.rank, self.count, self.sharded, self.control, self.near = rank, count, sharded, control, count
         self.far: dist.ProcessGroup | None = None
+        self.arrivals: Arrivals | None = None
 
     @classmethod
     def connect(
@@ -51,12 +56,15 @@ class Ranks:
             store: where they meet, as a URL of torch.distributed.
             near: this one is on the machine of rank 0.
         """
-        if store.startswith("file:"):  # one machine: no other one can reach these sockets
+        if store.startswith(FILE):  # one machine: no other one can reach these sockets
             os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"
         if device.type == "cuda":
             torch.cuda.set_device(device)
         dist.init_process_group(BACKENDS[device.type], init_method=store, rank=rank, world_size=count, timeout=FOREVER)
-        return cls.met(sharded, near)
+        ranks = cls.met(sharded, near)
+        if store.startswith(FILE):
+            ranks.arrivals = Arrivals(arrivals_beside(store), count)
+        return ranks
 
     @classmethod
     def met(cls, sharded: bool, near: bool) -> Ranks:
@@ -97,6 +105,11 @@ class Ranks:
         positions_bt = None if batch.positions_bt is None else batch.positions_bt[there]
         return Batch(batch.inputs_bt[there], labels_bt, positions_bt).counting(batch.tokens)
 
+    def arrive(self) -> None:
+        """To be called by all wherever one may wait for another."""
+        if self.arrivals is not None:
+            self.arrivals.arrive(self.rank)
+
     def barrier(self) -> None:
         """Wait for all."""
         self.largest([0])
@@ -112,6 +125,7 @@ class Ranks:
     def _reduced(self, numbers: Sequence[int], how: dist.ReduceOp.RedOpType) -> list[int]:
         if self.count == 1:
             return list(numbers)
+        self.arrive()
         vector = torch.tensor(numbers, dtype=torch.int64)
         dist.all_reduce(vector, how, group=self.control)
         return [int(one) for one in vector.tolist()]
@@ -132,6 +146,7 @@ class Ranks:
         """Replace gradients by their sums over all ranks, to the same bits on each; -> the sum of the losses."""
         if self.count == 1:
             return loss
+        self.arrive()
         total = loss.float().reshape(1).clone()
         gradients = [] if self.sharded else [one.grad for one in parameters if one.grad is not None]
         for bucket in _buckets([total, *gradients]):
@@ -143,6 +158,11 @@ class Ranks:
 
 
 ALONE = Ranks()
+
+
+def arrivals_beside(store: str) -> Path:
+    """The file in which the ranks that meet at a file count how far they are."""
+    return Path(store.removeprefix(FILE)).with_name("arrivals")
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -173,7 +173,7 @@ class Trainer:
         loss = self._ranks.add_up(self._trained, loss)
         if self.hook.limit is None:
             return loss
-        self._computed = self._ranks.total(self._computed)
+        (self._computed,) = self._ranks.totals([self._computed])
         share = batch.tokens / max(1, self._computed)
         for parameter in self._trained:
             if parameter.grad is not None:

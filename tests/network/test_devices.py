@@ -122,6 +122,23 @@ def test_a_rank_that_dies_ends_its_peer_with_its_name(tmp_path: Path, start: Cal
 
 
 @pytest.mark.long
+def test_a_rank_of_torchrun_that_waits_for_rank_0_ends_on_a_signal() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as store:
+        variables = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1",
+                     "MASTER_PORT": str(store.getsockname()[1])}  # fmt: skip
+        address = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWKmmM9Y5H6oezr6EDRhBYuxX24zB2Ryv6XrVcmTra4uad"
+        rank = subprocess.Popen([*LAUNCH, sys.executable, "-m", "peer.cli", "join", address], env=environment(variables))
+        try:
+            connection, _ = store.accept()
+            with connection:
+                rank.send_signal(signal.SIGTERM)
+                assert rank.wait(20) in (-signal.SIGTERM, 128 + signal.SIGTERM)
+        finally:
+            rank.kill()
+            rank.wait()
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_torchrun_starts_the_ranks_of_one_peer(tmp_path: Path, nodes: int) -> None:
     """On two nodes the second has no memory of the first: its part travels through the process group."""

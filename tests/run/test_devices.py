@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+import time
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -14,9 +16,10 @@ import torch
 from peer.errors import UserError
 from peer.link.messages import Anchor, Snapshot, WantSnapshot
 from peer.link.supervisor import create_descriptor
-from peer.run.devices import devices_of
+from peer.run.devices import RankProcesses, devices_of
 from peer.run.follower import RankWorker
 from peer.run.leader import RanksTrainer
+from peer.train.arrivals import Arrivals
 from peer.train.evaluate import evaluate
 from peer.train.orders import RankOrder
 from peer.train.ranks import ALONE, Ranks
@@ -97,6 +100,38 @@ def test_two_ranks_live_as_one(tmp_path: Path, descriptor: int, recipe: str, sha
     for name, values in alone["moments"].items():
         assert found["moments"][name] == pytest.approx(values, abs=1e-3), name
     assert found["emptied"] == alone["emptied"] == 0
+
+
+def test_a_rank_that_the_others_wait_for_is_named(tmp_path: Path) -> None:
+    """It lives, and does nothing. What a killed process left where the ranks meet does not count."""
+    (tmp_path / "ranks").mkdir()
+    (tmp_path / "ranks/arrivals").write_bytes(bytes([9] * 16))
+    ended: list[int] = []
+    sleeper = [sys.executable, "-c", "import signal; signal.pause()"]
+    processes = RankProcesses(["cpu", "cpu"], False, tmp_path, end=ended.append, command=sleeper, hung_s=1.0)
+    try:
+        arrivals = Arrivals(tmp_path / "ranks/arrivals", 2)
+        assert arrivals.counts == [0, 0]
+        assert processes.lost() is None  # all are as far: rank 0 may wait for its swarm for as long as it likes
+        arrivals.arrive(0)
+        lost = processes.lost()
+    finally:
+        processes.close()
+    assert lost is not None
+    assert lost.what == "rank 1 on cpu has not come on for 1 s, while the others wait for it"
+    assert ended == []
+    assert not (tmp_path / "ranks").exists()
+
+
+def test_ranks_count_where_they_meet(tmp_path: Path) -> None:
+    def work(ranks: Ranks) -> int:
+        assert ranks.arrivals is not None
+        while ranks.rank == 0 and ranks.arrivals.last() != 0:  # until the other waits for this one
+            time.sleep(0.01)
+        ranks.barrier()
+        return ranks.arrivals.counts[ranks.rank]
+
+    assert in_ranks(2, tmp_path, work) == [1, 1]
 
 
 def test_the_devices_of_a_setting() -> None:

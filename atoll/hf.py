@@ -52,7 +52,8 @@ class SwarmCallback(TrainerCallback):
         assert self.swarm is not None
         seen = int(state.num_input_tokens_seen)
         samples = args.train_batch_size * args.gradient_accumulation_steps
-        self.swarm.after_step(tokens=seen - self._seen if seen > self._seen else samples)
+        own = (seen - self._seen) // args.world_size  # transformers counts those of all ranks
+        self.swarm.after_step(tokens=own if own > 0 else samples)
         self._seen = seen
         if self.swarm.finished:
             control.should_training_stop = True

@@ -8,13 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
 from peer.errors import UserError
 from peer.outer.state.flat_layout import FlatLayout, trained_parameters
 
+COMPILED = "_orig_mod"  # where torch.compile keeps a model
 HINT = "write the file with atoll.save_weights(model, path)"
 
 
@@ -30,9 +34,24 @@ def layout_of(model: nn.Module) -> FlatLayout:
     return FlatLayout.of_named((name, tuple(one.shape)) for name, one in named.items())
 
 
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model itself, whose names the swarm knows, where `DistributedDataParallel` or `torch.compile` wraps it."""
+    while isinstance(model, DistributedDataParallel) or hasattr(model, COMPILED):
+        model = model.module if isinstance(model, DistributedDataParallel) else getattr(model, COMPILED)
+    return model
+
+
 def save_weights(model: nn.Module, path: str | Path) -> None:
-    """Write the trainable parameters of a model, fp32: what `model.weights` in a manifest names."""
-    save_file({name: one.detach().float().cpu().contiguous() for name, one in trained_parameters(model).items()}, path)
+    """Write the trainable parameters of a model, fp32: what `model.weights` in a manifest names.
+
+    Of a model that several processes train, each makes this call, and rank 0 writes.
+    """
+    named = {}
+    for name, one in trained_parameters(unwrapped(model)).items():
+        values = one.detach()
+        named[name] = (values.full_tensor() if isinstance(values, DTensor) else values).float().cpu().contiguous()
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        save_file(named, path)
 
 
 def layout_of_file(path: Path) -> FlatLayout:

@@ -88,7 +88,7 @@ class NoFurther:
 
 
 class RankProcesses:
-    """Processes of this machine. When one ends, so does this peer, at most `GRACE_S` + `NOTICE_S` later; when the others
+    """Processes of this machine. When one ends, so does this peer, `GRACE_S` + `NOTICE_S` later at most; when others
     wait for one that hangs, after `hung_s`.
 
     Use it from the main thread only: they die with the *thread* that started them (PR_SET_PDEATHSIG).

@@ -58,13 +58,14 @@ def share(
     layout, optimizer = layout or FlatLayout.of(model, recipe.cut), recipe.optimizer
     largest = max(layout.sizes, default=layout.numel)
     memory = SharedState(agent.memory_descriptor, layout.numel, optimizer.num_buffers, largest)
-    if not is_sharded(model):  # else the agent fetches the genesis, and `of_all_ranks` gives each rank its part
+    cut = is_sharded(model)  # then only all ranks together can copy it
+    if not cut:
         layout.copy_to_flat(model, memory.anchor)
     for buffer, value in zip(memory.buffers, optimizer.initial_values, strict=True):
         buffer.fill_(value)
     if resumed is not None:
         _fill_memory(memory, resumed, layout.sizes)
-        if not is_sharded(model):
+        if not cut:
             layout.copy_from_flat(resumed.tensors["inner"]["parameters"], model)
     mapped = Mapped(
         numel=layout.numel,

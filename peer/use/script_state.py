@@ -7,9 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from peer.checkpoint.inventory import CheckpointError
 from peer.errors import UserError
+from peer.train.sharding import as_parameter
 
 _NUMBER = "number"
 
@@ -51,7 +53,8 @@ def load_state_tensors(optimizer: torch.optim.Optimizer, tensors: Mapping[str, T
         if not fits or tensor.numel() > most or (number and not tensor.numel()):
             what = f"optimizer state {name[:64]!r} of shape {list(tensor.shape)[:8]}: the optimizer has no such"
             raise UserError(what, "resume with the optimizer that the script had")
-        value = float(tensor) if number else tensor.clone()
+        cut = not number and tensor.ndim > 0 and isinstance(parameters[int(place)], DTensor)
+        value = float(tensor) if number else as_parameter(tensor, parameters[int(place)]) if cut else tensor.clone()
         kept = int(value) if isinstance(value, float) and value.is_integer() else value
         state.setdefault(int(place), {})[field.removesuffix(f".{_NUMBER}")] = kept
     try:

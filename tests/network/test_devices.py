@@ -127,7 +127,8 @@ def test_a_rank_of_torchrun_that_waits_for_rank_0_ends_on_a_signal() -> None:
         variables = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1",
                      "MASTER_PORT": str(store.getsockname()[1])}  # fmt: skip
         address = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWKmmM9Y5H6oezr6EDRhBYuxX24zB2Ryv6XrVcmTra4uad"
-        rank = subprocess.Popen([*LAUNCH, sys.executable, "-m", "peer.cli", "join", address], env=environment(variables))
+        command = [*LAUNCH, sys.executable, "-m", "peer.cli", "join", address]
+        rank = subprocess.Popen(command, env=environment(variables))
         try:
             connection, _ = store.accept()
             with connection:

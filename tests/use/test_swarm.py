@@ -19,8 +19,8 @@ from peer.outer.recipe.published import RECIPES
 from peer.outer.recipe.recipe import Recipe
 from peer.protocol.manifest import ORGANISER, parse_manifest
 from peer.train.model import measure_model
+from peer.use.script_peer import check_recipe
 from peer.use.script_state import load_state_tensors, state_tensors
-from peer.use.swarm import _check_recipe
 
 
 def network() -> nn.Module:
@@ -87,7 +87,7 @@ def test_atoll_join_has_no_model_for_such_a_run() -> None:
 
 def allowed(recipe: Recipe) -> bool:
     try:
-        _check_recipe(recipe)
+        check_recipe(recipe)
     except UserError:
         return False
     return True

@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.figures import median
 from peer.link.shared_vectors import SharedVectors
+from peer.outer.state.carry import carry_progress_
 from peer.outer.state.flat_layout import FlatLayout
 from peer.protocol.manifest import InnerSpec, ModelSpec
 from peer.system.death_signal import die_with_parent
@@ -33,7 +34,7 @@ RATE = 1e-4
 
 
 def main() -> None:
-    """Print the seconds of each step as JSON (rank 0)."""
+    """Print the seconds of each step, and of each pause, as JSON."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.device_rank")
     for name in ("rank", "count", "parent", "hidden", "layers", "rows", "tokens", "pairs", "steps"):
         parser.add_argument(f"--{name}", type=int, required=True)
@@ -49,7 +50,8 @@ def main() -> None:
     systems: dict[str, Callable[[Tensor], float]] = {}
     found: dict[str, Any] = {}
     if at.system != "plain":
-        systems["ours"], found["pause_s"] = _ours(at, device, ranks)
+        systems["ours"], pauses = _ours(at, device, ranks)
+        found |= pauses
     if at.system != "ours":
         systems["plain"] = _plain(at, device, ranks)
     found |= {name: [] for name in systems}
@@ -66,8 +68,7 @@ def main() -> None:
     cuda = device.type == "cuda"
     resident = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     peak = torch.cuda.max_memory_allocated(device) if cuda else resident
-    if at.rank == 0:
-        print(json.dumps({**found, "peak_mb": peak / 1e6}), flush=True)
+    print(json.dumps({**found, "peak_mb": peak / 1e6}), flush=True)
     ranks.barrier()
 
 
@@ -80,20 +81,42 @@ def _model(at: argparse.Namespace) -> Any:
     return build_model(ModelSpec(architecture="llama", config=config), 1000, 7)
 
 
-def _ours(at: argparse.Namespace, device: torch.device, ranks: Ranks) -> tuple[Callable[[Tensor], float], float]:
-    """Its step, and the pause in which all ranks copy their part out and take a whole vector in."""
+def _ours(
+    at: argparse.Namespace, device: torch.device, ranks: Ranks
+) -> tuple[Callable[[Tensor], float], dict[str, float]]:
+    """Its step, and the pauses of a round."""
     model, inner = _model(at), InnerSpec(learning_rate=RATE, warmup_steps=0, batch_sequences=at.rows)
     layout = FlatLayout.of(model)
     place(model, device, ranks)
     trainer = Trainer(model, build_optimizer(model, inner), inner, lambda: RATE, compute=Compute(ranks=ranks))
-    part, pauses, flat = RankPart(layout, model, ranks), [], SharedVectors().empty(layout.numel)
-    for _ in range(5):
-        ranks.barrier()
-        began = time.perf_counter()
+    pauses = _pauses(RankPart(layout, model, ranks), layout.numel, ranks)
+    return lambda batch: trainer.step(ranks.part_of(Batch.of(batch))).loss, pauses
+
+
+def _pauses(part: RankPart, numel: int, ranks: Ranks) -> dict[str, float]:
+    """Seconds that this rank copies its part for a hand-over and for a merge, and that both keep all ranks."""
+    flat, before, after = (SharedVectors().empty(numel).zero_() for _ in range(3))
+
+    def hand_over() -> None:
         part.read(flat, 0)
-        ranks.barrier()
-        pauses.append(time.perf_counter() - began)
-    return lambda batch: trainer.step(ranks.part_of(Batch.of(batch))).loss, median(pauses)
+
+    def merge() -> None:
+        part.read(flat, 0)
+        carry_progress_(flat, before, after)
+        part.write(flat, 0)
+
+    found = dict[str, float]()
+    for name, work in (("hand_over", hand_over), ("merge", merge)):
+        own, whole = [], []
+        for _ in range(5):
+            ranks.barrier()
+            began = time.perf_counter()
+            work()
+            own.append(time.perf_counter() - began)
+            ranks.barrier()
+            whole.append(time.perf_counter() - began)
+        found |= {f"{name}_s": median(own), f"{name}_of_all_s": median(whole)}
+    return found
 
 
 def _plain(at: argparse.Namespace, device: torch.device, ranks: Ranks) -> Callable[[Tensor], float]:

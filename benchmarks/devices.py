@@ -17,6 +17,7 @@ from peer.run.devices import devices_of
 NAME = "devices"
 ABOUT = "Steps of a peer with several devices, beside torch's DistributedDataParallel and fully_shard"
 TIMEOUT_S = 500.0
+Rows = list[dict[str, Any]]  # one of each rank
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -35,27 +36,49 @@ def build_parser() -> argparse.ArgumentParser:
 def measure(arguments: argparse.Namespace, say: Say) -> BenchReport:
     """One device, then all of them under both shardings."""
     check_count("--pairs", arguments.pairs, 1)
-    names, figures, samples = devices_of(arguments.devices), list[Figure](), {}
+    figures, samples = on_devices(arguments, devices_of(arguments.devices), say)
+    return BenchReport(name=NAME, about=ABOUT, seed=arguments.seed, figures=figures, samples=samples)
+
+
+def on_devices(
+    arguments: argparse.Namespace, names: list[str], say: Say
+) -> tuple[tuple[Figure, ...], dict[str, Any]]:
+    """The figures of these devices, and the samples behind them.
+
+    Args:
+        arguments: sizes, as of the command line.
+    """
+    figures, samples = list[Figure](), {}
     for label, used, sharded in (("1", names[:1], False), ("ddp", names, False), ("fsdp", names, True)):
         if label != "1" and len(names) == 1:
             continue
         title = "1 device" if label == "1" else f"{len(used)} devices, {label}"
-        row = _run(arguments, used, sharded, "both")
-        alone = {system: _run(arguments, used, sharded, system)["peak_mb"] for system in ("ours", "plain")}
-        ratio = median([plain / ours for ours, plain in zip(row["ours"], row["plain"], strict=True)])
-        figures += [
-            Figure(name=f"{title}: steps a second", value=1 / median(row["ours"]), unit="/s"),
-            Figure(name=f"{title}: speed, of plain torch's", value=ratio, unit="x"),
-            Figure(name=f"{title}: peak of rank 0", value=alone["ours"], unit="MB"),
-            Figure(name=f"{title}: peak of rank 0, plain torch", value=alone["plain"], unit="MB"),
-            Figure(name=f"{title}: pause of a hand-over", value=1e3 * row["pause_s"], unit="ms"),
-        ]
-        samples[title] = {**row, "alone_mb": alone}
-        say(f"{title}: {1 / median(row['ours']):.2f} steps/s, {ratio:.2f} of plain torch")
-    return BenchReport(name=NAME, about=ABOUT, seed=arguments.seed, figures=tuple(figures), samples=samples)
+        ranks = _run(arguments, used, sharded, "both")
+        alone = {system: _run(arguments, used, sharded, system) for system in ("ours", "plain")}
+        figures += _figures(title, ranks, alone)
+        peaks = {system: [one["peak_mb"] for one in own] for system, own in alone.items()}
+        samples[title] = {"ranks": ranks, "alone_mb": peaks}
+        say(f"{title}: {figures[-6].value:.2f} steps/s, {figures[-5].value:.2f} of plain torch")
+    return tuple(figures), samples
 
 
-def _run(arguments: argparse.Namespace, devices: list[str], sharded: bool, system: str) -> dict[str, Any]:
+def _figures(title: str, ranks: Rows, alone: dict[str, Rows]) -> list[Figure]:
+    """Of one way to use the devices; `alone`: with one of the two systems in memory."""
+    first = ranks[0]
+    ratio = median([plain / ours for ours, plain in zip(first["ours"], first["plain"], strict=True)])
+    peaks = {system: max(one["peak_mb"] for one in own) for system, own in alone.items()}
+    return [
+        Figure(name=f"{title}: steps a second", value=1 / median(first["ours"]), unit="/s"),
+        Figure(name=f"{title}: speed, of plain torch's", value=ratio, unit="x"),
+        Figure(name=f"{title}: highest peak of a rank", value=peaks["ours"], unit="MB"),
+        Figure(name=f"{title}: highest peak of a rank, plain torch", value=peaks["plain"], unit="MB"),
+        Figure(name=f"{title}: pause of a hand-over", value=1e3 * first["hand_over_of_all_s"], unit="ms"),
+        Figure(name=f"{title}: pause of a merge", value=1e3 * first["merge_of_all_s"], unit="ms"),
+    ]
+
+
+def _run(arguments: argparse.Namespace, devices: list[str], sharded: bool, system: str) -> Rows:
+    """What each rank says."""
     with tempfile.TemporaryDirectory() as folder:
         shared = ["--store", f"file://{folder}/store", "--count", str(len(devices)), "--parent", str(os.getpid())]
         shared += ["--system", system, *(["--sharded"] if sharded else [])]
@@ -69,16 +92,14 @@ def _run(arguments: argparse.Namespace, devices: list[str], sharded: bool, syste
             for rank, device in enumerate(devices)
         ]
         try:
-            output, _ = ranks[0].communicate(timeout=TIMEOUT_S)
-            codes = [rank.wait(60.0) for rank in ranks]
+            said = [rank.communicate(timeout=TIMEOUT_S)[0] for rank in ranks]
         finally:
             for rank in ranks:
                 rank.kill()
                 rank.wait()
-    if any(codes):
+    if codes := {rank.returncode for rank in ranks} - {0}:
         raise UserError(f"a rank ended with exit code {max(codes)}", "its messages are above")
-    found: dict[str, Any] = json.loads(output)
-    return found
+    return [json.loads(line) for line in said]
 
 
 if __name__ == "__main__":

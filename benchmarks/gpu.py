@@ -15,12 +15,14 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from benchmarks import devices
 from benchmarks.contestants import SYSTEMS, Work, ours
 from benchmarks.figures import BenchReport, Figure, Say, benchmark_parser, median, run_benchmark
 from benchmarks.gpu_round import RoundOnCard, round_on_card
 from peer.errors import UserError
 from peer.outer.compress.registry import codec
 from peer.protocol.manifest import InnerSpec, ModelSpec
+from peer.run.devices import devices_of
 from peer.train.compute import Compute, is_out_of_memory
 from peer.train.device import pick_device
 from peer.train.model import build_model
@@ -120,12 +122,28 @@ def measure(arguments: argparse.Namespace, say: Say) -> BenchReport:
             left.append(f"{title} (out of memory)")
         else:
             rows.append(row)
+    several, samples = _several_cards(arguments, until, left, say)
     card = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
     return BenchReport(
-        name=NAME, about=ABOUT, seed=arguments.seed, figures=figures(rows, rounds, speeds, checks),
-        samples={"rows": [asdict(row) for row in rows], "rounds": [asdict(found) for found in rounds], "card": card},
+        name=NAME, about=ABOUT, seed=arguments.seed, figures=(*figures(rows, rounds, speeds, checks), *several),
+        samples={"rows": [asdict(row) for row in rows], "rounds": [asdict(found) for found in rounds], "card": card,
+                 **samples},
         notes=f"On {card}, {precision}." + (f" Not measured: {'; '.join(left)}." if left else ""),
     )  # fmt: skip
+
+
+def _several_cards(
+    arguments: argparse.Namespace, until: float, left: list[str], say: Say
+) -> tuple[tuple[Figure, ...], dict[str, Any]]:
+    """All cards of the machine as one peer, under DDP and FSDP2, if there are several: see `benchmarks.devices`."""
+    names = devices_of("cpu:2" if arguments.tiny else "all")
+    sizes = "--hidden 64 --layers 1 --pairs 1 --steps 1" if arguments.tiny else "--hidden 768 --layers 18 --tokens 1024"
+    if len(names) == 1 or time.monotonic() > until:
+        left.extend(["several cards"] if len(names) > 1 else [])
+        return (), {}
+    sized = devices.build_parser().parse_args([*sizes.split(), "--rows", str(8 * len(names))])
+    figures, samples = devices.on_devices(sized, names, say)
+    return figures, {"devices": samples}
 
 
 def figures(

@@ -145,6 +145,15 @@ def test_the_gpus_command_runs_on_a_cpu_with_tiny_sizes() -> None:
         assert 0 <= found[f"longest pause of a step, {name}"].value < 5
         assert found[f"{name}, encode on the CPU"].value > 0
     assert found["fp16: loss / that of fp32"].met is True
+    for way in ("1 device", "2 devices, ddp", "2 devices, fsdp"):  # of a machine with several cards
+        assert found[f"{way}: speed, of plain torch's"].value > 0.1
+        for pause in ("hand-over", "merge"):
+            assert 0 < found[f"{way}: pause of a {pause}"].value < 1000
+        ranks = report.samples["devices"][way]["ranks"]
+        assert len(ranks) == int(way[0])
+        for rank in ranks:
+            assert rank["ours loss"] == pytest.approx(rank["plain loss"], abs=1e-4)
+            assert 0 < rank["merge_s"] <= rank["merge_of_all_s"]
     assert "Not measured" not in report.notes
     with pytest.raises(UserError, match="no GPU is at hand"):
         gpu.measure(gpu.build_parser().parse_args(["--device", "cpu"]), lambda _: None)

@@ -122,6 +122,68 @@ def test_a_rank_that_dies_ends_its_peer_with_its_name(tmp_path: Path, start: Cal
 
 
 @pytest.mark.long
+def test_a_swarm_of_peers_with_two_ranks_loses_a_rank_and_a_peer_and_gains_one(
+    tmp_path: Path, start: Callable[..., JoinedPeer]
+) -> None:
+    """Whatever happens, all states of a round are one."""
+    node = bootstrap(tmp_path / "run", total=100000)
+    copies = start(node.address, "copies", "--devices", "cpu:2")
+    parts = start(node.address, "parts", "--devices", "cpu:2", "--sharding", "fsdp")
+    single = start(node.address, "single")
+    for peer in (copies, parts, single):
+        peer.wait_for(lambda peer=peer: len(peer.committed) >= 3, 200.0)
+    (rank,) = ranks_of(parts)
+    os.kill(rank, signal.SIGKILL)
+    assert parts.process.wait(30) == 2
+    assert "rank 1 on cpu was killed by SIGKILL" in (parts.folder / "console.log").read_text()
+    for peer in (copies, single):
+        goes_on(peer)
+    late = start(node.address, "late", "--devices", "cpu:2", "--sharding", "fsdp")
+    late.wait_for(lambda: len(late.committed) >= 15, 200.0)  # past its probation: others may follow it
+    single.process.kill()
+    for peer in (copies, late):
+        goes_on(peer)
+        peer.signal(signal.SIGINT)
+        assert peer.process.wait(60) == 0, peer.log_text()
+    states = [{event["round"]: event["state_digest"] for event in peer.committed}
+              for peer in (copies, parts, single, late)]  # fmt: skip
+    for other in states[1:]:
+        shared = states[0].keys() & other.keys()
+        assert len(shared) >= 3
+        assert all(states[0][round] == other[round] for round in shared)
+    node.close()
+
+
+def goes_on(peer: JoinedPeer) -> None:
+    """Two more rounds are committed."""
+    before = len(peer.committed)
+    peer.wait_for(lambda: len(peer.committed) >= before + 2)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("recipe", [
+    "name: streaming-diloco, schedule: {num_fragments: 2}", "name: noloco", "name: ddp",
+])  # fmt: skip
+def test_recipes_on_two_devices(tmp_path: Path, start: Callable[..., JoinedPeer], recipe: str) -> None:
+    text = MANIFEST.format(hidden=16, recipe=recipe, steps=1 if "ddp" in recipe else 6, wait=2.0, total="")
+    if "noloco" in recipe:
+        text = text.replace("identity_work: 0", "identity_work: 0, mode: private")
+    node = BootstrapProcess(tmp_path / "run", text.replace("hidden_layers: 1", "hidden_layers: 2"))
+    pair, single = start(node.address, "pair", "--devices", "cpu:2"), start(node.address, "single")
+    for peer in (pair, single):
+        peer.wait_for(lambda peer=peer: len(peer.committed) >= 6, 200.0)
+    for peer in (pair, single):
+        peer.signal(signal.SIGINT)
+        assert peer.process.wait(60) == 0, peer.log_text()
+    if "noloco" not in recipe:  # in a gossip run each has a state of its own
+        first, second = ({event["round"]: event["state_digest"] for event in peer.committed} for peer in (pair, single))
+        assert len(first.keys() & second.keys()) >= 3
+        assert all(first[round] == second[round] for round in first.keys() & second.keys())
+    assert losses(pair)[-1] < losses(pair)[0]
+    node.close()
+
+
+@pytest.mark.long
 def test_a_rank_of_torchrun_that_waits_for_rank_0_ends_on_a_signal() -> None:
     with socket.create_server(("127.0.0.1", 0)) as store:
         variables = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1",

@@ -126,12 +126,6 @@ def _of_address(source: str, run_id: str | None) -> tuple[RunManifest, int, Cove
 async def _visit(address: str, identity: Path, run_id: str | None) -> tuple[RunManifest, int, Coverage]:
     from peer.swarm.observe.chain_reader import coverage_of_run
     from peer.swarm.observe.reader import visit_run
-    from peer.swarm.runtime.tasks import end_on_signals, hush_foreign_noise
 
-    end_on_signals()
-    asyncio.get_running_loop().set_exception_handler(hush_foreign_noise)
-    visit = await visit_run(address, identity, run_id)
-    try:
+    async with visit_run(address, identity, run_id) as visit:
         return visit.manifest, *await coverage_of_run(visit.node, visit.manifest, visit.directory)
-    finally:
-        await asyncio.wait({asyncio.ensure_future(visit.node.close())}, timeout=visit.node.timing.close_timeout_s)

@@ -70,29 +70,25 @@ async def _follow(arguments: argparse.Namespace, address: PeerAddress, identity:
 
     from peer.run.watch_view import WatchView
     from peer.swarm.observe.reader import visit_run
-    from peer.swarm.runtime.tasks import end_on_signals, hush_foreign_noise
 
     assert isinstance(console, Console)
-    end_on_signals()
-    asyncio.get_running_loop().set_exception_handler(hush_foreign_noise)
-    visit = await visit_run(str(address), identity, arguments.run_id)
-    closed = asyncio.ensure_future(visit.node.closed())
-    view, changed = WatchView(visit.manifest, visit.reader.state), asyncio.Event()
-    visit.reader.changed = changed.set
-    try:
-        if arguments.json:
-            await _until(closed, changed, view, lambda: print(json.dumps(view.news()), flush=True), arguments.once)
-        elif arguments.once:
-            await _until(closed, changed, view, lambda: console.print(view), once=True)
-        elif console.is_terminal:
-            with Live(view, console=console, screen=True, auto_refresh=False) as live:
-                await _until(closed, changed, view, lambda: live.update(view, refresh=True))
-        else:
-            await _until(closed, changed, view, lambda: _print_news(view))
-        return 0
-    finally:
-        closed.cancel()
-        await asyncio.wait({asyncio.ensure_future(visit.node.close())}, timeout=visit.node.timing.close_timeout_s)
+    async with visit_run(str(address), identity, arguments.run_id) as visit:
+        closed = asyncio.ensure_future(visit.node.closed())
+        view, changed = WatchView(visit.manifest, visit.reader.state), asyncio.Event()
+        visit.reader.changed = changed.set
+        try:
+            if arguments.json:
+                await _until(closed, changed, view, lambda: print(json.dumps(view.news()), flush=True), arguments.once)
+            elif arguments.once:
+                await _until(closed, changed, view, lambda: console.print(view), once=True)
+            elif console.is_terminal:
+                with Live(view, console=console, screen=True, auto_refresh=False) as live:
+                    await _until(closed, changed, view, lambda: live.update(view, refresh=True))
+            else:
+                await _until(closed, changed, view, lambda: _print_news(view))
+            return 0
+        finally:
+            closed.cancel()
 
 
 async def _until(

@@ -40,17 +40,14 @@ def seen_from_outside(address: str, folder: Path, until: Callable[[SwarmReader],
     """What a node that only watches has read once the condition holds."""
 
     async def watch() -> SwarmReader:
-        visit = await visit_run(address, folder / "watcher.key")
         changed = asyncio.Event()
-        visit.reader.changed = changed.set
-        try:
+        async with visit_run(address, folder / "watcher.key") as visit:
+            visit.reader.changed = changed.set
             async with asyncio.timeout(60.0):
                 while not until(visit.reader):
                     await changed.wait()
                     changed.clear()
-        finally:
-            await visit.node.close()
-        return visit.reader
+            return visit.reader
 
     return asyncio.run(watch())
 

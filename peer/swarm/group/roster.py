@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated
@@ -22,6 +23,7 @@ from peer.protocol.weights import WeightRule
 from peer.protocol.wire import JoinMessage, group_id
 from peer.swarm.group.allotter import Allotter
 
+log = logging.getLogger(__name__)
 JOIN_DOMAIN = "join"
 NONCE_BYTES = 8
 # Of a join: what may differ among the members of a round.
@@ -104,8 +106,14 @@ class RosterAuthority:
             group: the persistent group that it continues.
             ranges: of the data that the contribution was trained on.
         """
+        fragment = self._fragment(position.round)
+        try:
+            self.claims.check("this peer", ranges, fragment)
+        except ProtocolError as error:  # every other member would refuse the join
+            log.error("round %d says nothing of this peer's data: %s", position.round, error)
+            ranges = ""
         join = JoinMessage(
-            run_id=self.run_id, fragment=self._fragment(position.round), round=position.round,
+            run_id=self.run_id, fragment=fragment, round=position.round,
             parent=position.lineage_id, tokens=tokens, group=group,
             nonce=secrets.token_hex(NONCE_BYTES), work=self._work.nonce, ranges=ranges,
             **(self._allotter.claims(group) if self._allotter is not None else {}),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +21,7 @@ from peer.swarm.net.directory import Directory, read_records
 from peer.swarm.net.manifests import ManifestSearch
 from peer.swarm.net.node import Node
 from peer.swarm.net.node_start import start_node
+from peer.swarm.runtime.tasks import end_on_signals, hush_foreign_noise
 
 log = logging.getLogger(__name__)
 MAX_REPORTS = 512  # opened in one look
@@ -71,7 +73,7 @@ class SwarmReader:
 
 
 class Visit(NamedTuple):
-    """A node that only watches a run; `close` its node at the end."""
+    """A node that only watches a run."""
 
     node: Node
     manifest: RunManifest
@@ -79,8 +81,11 @@ class Visit(NamedTuple):
     directory: Directory
 
 
-async def visit_run(address: str, identity_path: Path, run_id: str | None = None) -> Visit:
-    """Find the run at an address and begin to read it; the node announces no peer.
+@asynccontextmanager
+async def visit_run(address: str, identity_path: Path, run_id: str | None = None) -> AsyncIterator[Visit]:
+    """Find the run at an address and read it until the context ends; the node announces no peer.
+
+    Signals that end a process cancel the current task, so that the node is closed.
 
     Args:
         address: of a bootstrap or of any peer of the run.
@@ -89,18 +94,19 @@ async def visit_run(address: str, identity_path: Path, run_id: str | None = None
     Raises:
         UserError: nothing answers there, or no manifest is found.
     """
+    end_on_signals()
+    asyncio.get_running_loop().set_exception_handler(hush_foreign_noise)
     node = await start_node(NodeConfig(
         identity_path=identity_path, host_maddrs=("/ip4/0.0.0.0/tcp/0",), initial_peers=(address,),
         nat_port_map=False, client_mode=True, direct_port=None,
     ))  # fmt: skip
     try:
         manifest = (await ManifestSearch(node, run_id).run()).manifest
-    except BaseException:
-        await node.close()
-        raise
-    directory = Directory(node, manifest.run_id)
-    directory.work = IdentityWork(manifest.run_id, manifest.trust.work_bits)
-    directory.follow()
-    reader = SwarmReader(node, manifest.run_id, directory, SwarmState(RunPlan.of(manifest).recipe.num_fragments))
-    node.spawn(reader.run(), essential=True)
-    return Visit(node, manifest, reader, directory)
+        directory = Directory(node, manifest.run_id)
+        directory.work = IdentityWork(manifest.run_id, manifest.trust.work_bits)
+        directory.follow()
+        reader = SwarmReader(node, manifest.run_id, directory, SwarmState(RunPlan.of(manifest).recipe.num_fragments))
+        node.spawn(reader.run(), essential=True)
+        yield Visit(node, manifest, reader, directory)
+    finally:
+        await asyncio.wait({asyncio.ensure_future(node.close())}, timeout=node.timing.close_timeout_s)

@@ -71,23 +71,18 @@ def _children(pid: int) -> list[int]:
 
 
 class JoinedPeer:
-    """`atoll join` as a child in a process group of its own; `env`: further variables; `own_text`: on a few lines of
-    text, and not on the run's.
-    """
+    """`atoll join` as a child in a process group of its own, on a few lines of text; `env`: further variables."""
 
-    def __init__(
-        self, folder: Path, address: str, *flags: str, env: Mapping[str, str] | None = None, own_text: bool = True
-    ) -> None:
+    def __init__(self, folder: Path, address: str, *flags: str, env: Mapping[str, str] | None = None) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         text = folder.parent / f"{folder.name}-text"
         text.mkdir(exist_ok=True)
         for name in ("a.txt", "b.txt"):
             (text / name).write_text(TEXT * 40)
-        files = ["--train-files", str(text)] if own_text else []
         self._command = [
             *LAUNCH, sys.executable, "-m", "peer.cli", "join", address, "--output-dir", str(folder), "--json",
-            "--host-maddrs", LOOPBACK, *files, "--nickname", folder.name,
+            "--host-maddrs", LOOPBACK, "--train-files", str(text), "--nickname", folder.name,
             "--logging-steps", "1", "--eval-every-rounds", "0", *flags,
         ]  # fmt: skip
         with (folder / "console.log").open("ab") as log:

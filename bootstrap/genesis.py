@@ -168,11 +168,13 @@ class GenesisBuild:
         return Figures.model_validate({"manifest": self._built_from, **said}, context=ORGANISER)
 
     async def _start_child(self) -> asyncio.subprocess.Process:
-        return await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "peer.genesis", str(self._manifest_path), "--out", str(self._state_path),
-            "--parent", str(os.getpid()), *(["--from", str(self._base)] if self._base is not None else []),
-            stdout=asyncio.subprocess.PIPE,
-        )  # fmt: skip
+        command = [sys.executable, "-m", "peer.genesis", *self._arguments]
+        return await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+
+    @property
+    def _arguments(self) -> list[str]:
+        base = ["--from", str(self._base)] if self._base is not None else []
+        return [str(self._manifest_path), "--out", str(self._state_path), "--parent", str(os.getpid()), *base]
 
     def _genesis(self, figures: Figures) -> Genesis:
         from peer.swarm.state.snapshot_file import SnapshotFile

@@ -13,9 +13,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from bootstrap import cli
+from bootstrap import cli, serve
 from peer.system.death_signal import die_with_parent
-from tests.network.forked import ForkedProcess
+from tests.network.forked import ForkedBuild, ForkedProcess
 
 MANIFEST = """
 name: test
@@ -64,6 +64,7 @@ class BootstrapProcess:
 
         def main() -> None:
             die_with_parent(parent)
+            serve.GenesisBuild = ForkedBuild  # type: ignore[misc]
             cli.main()
 
         self.process = ForkedProcess(main, arguments, folder / "bootstrap.log", stdout=writing)

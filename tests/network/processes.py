@@ -13,7 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import peer.run.lifecycle  # noqa: F401 - so that no forked peer has to
+from peer.cli import main
 from peer.telemetry.metrics import read_metrics
+from tests.network.forked import ForkedProcess, start_forked
 
 PAUSE = threading.Event()
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
@@ -71,7 +74,11 @@ def _children(pid: int) -> list[int]:
 
 
 class JoinedPeer:
-    """`atoll join` as a child in a process group of its own, on a few lines of text; `env`: further variables."""
+    """`atoll join` as a child in a process group of its own, on a few lines of text.
+
+    Args:
+        env: further variables of one that is started as a user starts it; else it is forked from this process.
+    """
 
     def __init__(self, folder: Path, address: str, *flags: str, env: Mapping[str, str] | None = None) -> None:
         self.folder = folder
@@ -80,15 +87,18 @@ class JoinedPeer:
         text.mkdir(exist_ok=True)
         for name in ("a.txt", "b.txt"):
             (text / name).write_text(TEXT * 40)
-        self._command = [
-            *LAUNCH, sys.executable, "-m", "peer.cli", "join", address, "--output-dir", str(folder), "--json",
-            "--host-maddrs", LOOPBACK, "--train-files", str(text), "--nickname", folder.name,
-            "--logging-steps", "1", "--eval-every-rounds", "0", *flags,
+        arguments = [
+            "join", address, "--output-dir", str(folder), "--json", "--host-maddrs", LOOPBACK, "--train-files",
+            str(text), "--nickname", folder.name, "--logging-steps", "1", "--eval-every-rounds", "0", *flags,
         ]  # fmt: skip
+        self.process: subprocess.Popen[bytes] | ForkedProcess
+        if env is None:
+            self.process = start_forked(main, arguments, folder / "console.log", environment())
+            return
         with (folder / "console.log").open("ab") as log:
             self.process = subprocess.Popen(
-                self._command, env=environment(env), stdout=log, stderr=log, stdin=subprocess.DEVNULL,
-                start_new_session=True,
+                [*LAUNCH, sys.executable, "-m", "peer.cli", *arguments], env=environment(env), stdout=log, stderr=log,
+                stdin=subprocess.DEVNULL, start_new_session=True,
             )
 
     @property
@@ -116,7 +126,7 @@ class JoinedPeer:
     def agent(self) -> int | None:
         """The agent's process id, once it has one."""
         pids = descendants(self.process.pid)
-        return next((pid for pid in pids if "peer.swarm.agent.process" in _command_line(pid)), None)
+        return next((pid for pid in pids if "agent.process" in _name(pid) + _command_line(pid)), None)
 
     @property
     def daemon(self) -> int | None:
@@ -151,6 +161,14 @@ class JoinedPeer:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
+
+
+def _name(pid: int) -> str:
+    """Of a process that may be forked."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 def _command_line(pid: int) -> str:

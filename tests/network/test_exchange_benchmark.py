@@ -1,4 +1,5 @@
-"""The exchange benchmark with real peers, and what it does when one of them dies."""
+""@pytest.mark.long
+"The exchange benchmark with real peers, and what it does when one of them dies."""
 
 from __future__ import annotations
 

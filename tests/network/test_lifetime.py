@@ -30,7 +30,7 @@ def hangs_up() -> Iterator[None]:
 @pytest.mark.usefixtures("hangs_up")
 def test_however_a_trainer_ends_its_agent_and_daemon_end(make_swarm: MakeSwarm, tmp_path: Path) -> None:
     bootstrap = make_swarm().bootstrap()
-    peers = {number: JoinedPeer(tmp_path / number.name.lower(), bootstrap.address) for number in ENDINGS}
+    peers = {number: JoinedPeer(tmp_path / number.name.lower(), bootstrap.address, env={}) for number in ENDINGS}
     try:
         for number, peer in peers.items():
             peer.wait_for(lambda peer=peer: peer.step > 0)

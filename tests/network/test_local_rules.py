@@ -35,7 +35,7 @@ def at_end(member: Member) -> bool:
     return head is not None and head.round == ROUNDS and not member.in_round
 
 
-LONG = {"fedprox-decoupled", "papa", "fedglomo"}  # the others see the same parts of a peer
+LONG = {"fedprox", "fedprox-decoupled", "easgd", "papa", "fedglomo", "paba"}  # the others see the same parts of a peer
 
 
 @pytest.mark.parametrize("name", [

@@ -70,7 +70,7 @@ def opened(tmp_path: Path) -> Iterator[BootstrapCommand]:
     bootstrap.close()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGTERM])
 def test_a_signal_to_the_group_of_a_bootstrap_is_quiet(opened: BootstrapCommand, number: signal.Signals) -> None:
     lines = opened.until_open()
     assert [line for line in lines if line.startswith("reaches")] == [
@@ -185,6 +185,7 @@ def test_shared_memory_that_cannot_be_used_is_told_first(
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.long
 def test_sockets_are_in_a_private_folder_below_tmpdir(tmp_path: Path, opened: BootstrapCommand) -> None:
     # A socket's path has at most 107 characters, and pytest's own folders leave too few of them.
     other = tmp_path / "other"
@@ -203,7 +204,7 @@ def test_sockets_are_in_a_private_folder_below_tmpdir(tmp_path: Path, opened: Bo
     opened.until_open()
 
 
-@pytest.mark.parametrize("command", ["bootstrap", "join", "demo"])
+@pytest.mark.parametrize("command", ["bootstrap", "join", pytest.param("demo", marks=pytest.mark.long)])
 def test_without_any_place_for_sockets_the_remedy_is_told(tmp_path: Path, command: str) -> None:
     line = " ".join([sys.executable, "-m", *_denied(command, tmp_path)])
     place = tmp_path / ("x" * 90)

@@ -92,6 +92,7 @@ if "peer.cli" in sys.orig_argv:
 """
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("bootstrap", [manifest()], indirect=True)
 def test_parameters_that_become_nan_cost_one_peer_its_progress_and_nothing_else(

@@ -25,7 +25,7 @@ def open_umask() -> Iterator[None]:
 @pytest.mark.usefixtures("open_umask")
 def test_files_and_folders_are_private(tmp_path: Path, make_swarm: Callable[..., TestSwarm]) -> None:
     bootstrap = make_swarm(steps=5, wait=2.0).bootstrap()
-    peer = JoinedPeer(tmp_path / "private", bootstrap.address, "--save-steps", "5")
+    peer = JoinedPeer(tmp_path / "private", bootstrap.address, "--save-steps", "5", env={})
     with contextlib.closing(peer):
         peer.wait_for(lambda: len(peer.events("step")) > 10)
         peer.process.send_signal(signal.SIGTERM)

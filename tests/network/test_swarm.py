@@ -275,6 +275,7 @@ def test_members_go_on_without_the_bootstrap_and_find_it_again(make_swarm: MakeS
     assert late.round >= 4
 
 
+@pytest.mark.long
 def test_a_peer_alone_trains_on_and_joins_others_when_they_appear(make_swarm: MakeSwarm) -> None:
     swarm = make_swarm(steps=3)
     swarm.bootstrap()
@@ -289,6 +290,7 @@ def test_a_peer_alone_trains_on_and_joins_others_when_they_appear(make_swarm: Ma
     assert alone.committed[0].weights[0] == alone.committed[0].weights[1]  # capped at the nominal tokens
 
 
+@pytest.mark.long
 def test_killing_the_trainer_leaves_nothing_alive(make_swarm: MakeSwarm) -> None:
     """The agent and its libp2p daemon die with the process that started them, however that one dies."""
     swarm = make_swarm()

@@ -63,6 +63,7 @@ def test_a_compiled_model_makes_the_same_steps():
     assert "model.embed_tokens.weight" in dict(trainer.model.named_parameters()), "the names are those of the model"
 
 
+@pytest.mark.long
 def test_a_failed_compilation_is_one_line_and_training_goes_on(caplog):
     def broken(*_args, **_options):
         raise RuntimeError("no compiler\nfor this machine")

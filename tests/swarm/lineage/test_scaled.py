@@ -168,7 +168,7 @@ async def rounds_of(identities, folder, factor, silent, rounds):
         await cancel_and_wait(asyncio.all_tasks() - {asyncio.current_task()})
 
 
-@pytest.mark.parametrize("silent", [0, 2], ids=["the leader", "a member"])
+@pytest.mark.parametrize("silent", [pytest.param(0, marks=pytest.mark.long), 2], ids=["the leader", "a member"])
 def test_a_tenth_of_all_durations_is_a_tenth_of_the_time(tmp_path, silent):
     identities = [Identity.generate() for _ in range(COUNT)]
     came_to = []

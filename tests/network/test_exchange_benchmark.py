@@ -1,5 +1,4 @@
-""@pytest.mark.long
-"The exchange benchmark with real peers, and what it does when one of them dies."""
+"""The exchange benchmark with real peers, and what it does when one of them dies."""
 
 from __future__ import annotations
 
@@ -23,6 +22,7 @@ KEYS = {
 }  # fmt: skip
 
 
+@pytest.mark.long
 def test_two_peers_average_and_the_report_says_how_fast(tmp_path, monkeypatch, capsys) -> None:
     report = tmp_path / "exchange.json"
     words = "--peers 2 --params 100000 --repeats 2 --systems atoll gloo --codecs int8 fp32 --json --report"

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from peer.errors import ProtocolError
 from peer.protocol.data_spec import PARTS_PER_SHARD
 from peer.protocol.lineage import Certificate, Link
-from peer.protocol.ranges import Range, read_ranges, within
+from peer.protocol.ranges import Range, read_ranges, size_of, within
 
 MAX_RUNS = 1000  # that a document lists
 KEPT_EPOCHS = 4  # of a source, in every detail: of earlier ones the sums
@@ -156,6 +156,20 @@ class Coverage:
                     self.parts[peer_id] += own.end - own.first
                     self.again[peer_id] += again
             start = stop
+
+    def holds(self, text: str) -> tuple[int, int]:
+        """(parts of these ranges, those of them that were trained on): of a branch that was given up."""
+        parts = held = start = 0
+        with contextlib.suppress(ProtocolError):
+            ranges = read_ranges(text, self._total)
+            parts = size_of(ranges)
+            for source in self.sources:
+                stop = start + source.shards * PARTS_PER_SHARD
+                for one in within(ranges, start, stop):
+                    if (epoch := source.epochs.get(one.epoch)) is not None:
+                        held += int(np.count_nonzero(epoch.counts[one.first : one.end]))
+                start = stop
+        return parts, held
 
     def document(self) -> dict[str, Any]:
         """As JSON types; of each source its epochs, of each peer what it claimed."""

@@ -50,13 +50,15 @@ def _coverage(arguments: argparse.Namespace) -> int:
         from peer.run.coverage_picture import draw_coverage
 
     read = _of_address if arguments.source.startswith("/") and "/p2p/" in arguments.source else _of_folder
-    manifest, rounds, coverage = read(arguments.source, arguments.run_id)
+    manifest, rounds, coverage, *given_up = read(arguments.source, arguments.run_id)
     if not coverage.sources:
         raise UserError(
             f"the peers of run {manifest.name} lease no data from each other, so its chain does not say what was read",
             "data.assignment: leases does that, where the data is on every machine (see docs/data.md)",
         )
     document = {"run": manifest.name, "run_id": manifest.run_id, "rounds": rounds, **coverage.document()}
+    if given_up:
+        document["given_up"] = given_up[0]
     if arguments.picture is not None:
         try:
             replace_file(arguments.picture, draw_coverage(coverage, f"{manifest.name}, round {rounds}"))
@@ -83,10 +85,16 @@ def in_words(document: dict[str, Any]) -> str:
         + (f", {one['refused'] / per_shard:,.1f} more that are not believed" if one["refused"] else "")
         for peer_id, one in document["peers"].items()
     ]
+    if (given_up := document.get("given_up", {"rounds": 0}))["rounds"]:
+        lines.append(
+            f"given up by this peer when a split healed: {given_up['rounds']:,} rounds of "
+            f"{given_up['parts'] / per_shard:,.1f} shards, of which the others trained on "
+            f"{given_up['trained_twice'] / per_shard:,.1f}, too"
+        )
     return "\n".join(lines)
 
 
-def _of_folder(source: str, run_id: str | None) -> tuple[RunManifest, int, Coverage]:
+def _of_folder(source: str, run_id: str | None) -> tuple[RunManifest, int, Coverage, dict[str, int]]:
     from peer.protocol.manifest import MAX_MANIFEST_BYTES, parse_manifest
     from peer.protocol.yaml_text import read_limited
     from peer.run.resume import CHECKPOINTS
@@ -104,7 +112,17 @@ def _of_folder(source: str, run_id: str | None) -> tuple[RunManifest, int, Cover
     shared = manifest.data.shared
     chain = CertificateFile(path, manifest.genesis or "", shared.shards if shared is not None else ())
     chain.load()
-    return manifest, len(chain), chain.coverage
+    return manifest, len(chain), chain.coverage, given_up_in(path.parent, chain.coverage)
+
+
+def given_up_in(folder: Path, coverage: Coverage) -> dict[str, int]:
+    """Rounds that this peer gave up for a heavier chain, the parts that they claimed, and those that it claims too."""
+    from peer.swarm.state.given_up import read_given_up
+
+    rounds = list(read_given_up(folder))
+    counted = [coverage.holds(claim) for one in rounds for claim in one.claims]
+    parts, held = (sum(numbers) for numbers in zip(*counted, strict=True)) if counted else (0, 0)
+    return {"rounds": len(rounds), "parts": parts, "trained_twice": held}
 
 
 def _of_address(source: str, run_id: str | None) -> tuple[RunManifest, int, Coverage]:

@@ -17,6 +17,7 @@ from peer.protocol.chain import Chain, id_of
 from peer.protocol.coverage import Coverage
 from peer.protocol.lineage import Certificate
 from peer.swarm.state.certificate_file import CertificateFile
+from peer.swarm.state.given_up import keep_given_up
 
 log = logging.getLogger(__name__)
 KEPT_UPDATES = 64
@@ -152,8 +153,19 @@ class ChainStore:
             if path.name.startswith(("update-", "chain")):
                 path.unlink(missing_ok=True)
         if not self._file.holds(chain):
+            left = [one.link for one in self.chain[self._shared_length(chain) :]] if self._shards else []
             self._file = self._with_room(lambda: self._file.replaced(chain))
+            keep_given_up(self.folder, left)
         self._prune()
+
+    def _shared_length(self, chain: Sequence[Certificate]) -> int:
+        """Links that another chain has in common with this one: an id stands for all before it."""
+        low, high = 0, min(len(chain), len(self.chain))
+        while low < high:
+            middle = (low + high + 1) // 2
+            same = id_of(chain, middle - 1) == self.lineage_id(middle)
+            low, high = (middle, high) if same else (low, middle - 1)
+        return low
 
     def _forget_oldest(self) -> None:
         """After one more round: the update that is not among the newest any more, unless a newer round has it, too."""

@@ -20,12 +20,15 @@ from peer.data.packing import PackedTokens
 from peer.data.problems import SourceBusy
 from peer.data.shared import SharedWindows
 from peer.errors import UserError
+from peer.protocol.ranges import Range
 
 log = logging.getLogger(__name__)
 WEIGHT_UNITS = 1_000_000
 WAIT_S = 0.05  # between two looks at sources that have nothing now
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 _LISTED = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)  # JSON has no tuples
+
+Piece = Annotated[tuple[Count, Count, Count], _LISTED]  # see `peer.protocol.ranges.Range`
 
 
 class _Numbers(BaseModel):
@@ -41,11 +44,16 @@ class LanePlace(_Numbers):
 
 
 class SourceState(_Numbers):
-    """Where a source is: its lanes, which of them is next, and by how much it is behind its share of windows."""
+    """Where a source is: its lanes, which of them is next, and by how much it is behind its share of windows.
+
+    Attributes:
+        pieces: that this peer leases of it, and has not read.
+    """
 
     lanes: Annotated[tuple[LanePlace, ...], _LISTED, Field(max_length=64)]
     next_lane: Count = 0
     credit: int = 0
+    pieces: Annotated[tuple[Piece, ...], _LISTED, Field(max_length=64)] = ()
 
 
 class DataState(_Numbers):
@@ -126,15 +134,21 @@ class Resident:
 
 
 class _Shared:
-    """A source that peers share out. It does not continue where a checkpoint was: others have read on meanwhile."""
+    """A source that peers share out. It continues where a checkpoint was, unless others have read that meanwhile."""
 
-    def __init__(self, source: SharedWindows) -> None:
+    def __init__(self, source: SharedWindows, state: SourceState | None) -> None:
         self.source, self.units, self.credit = source, _units(source.weight), 0
+        if state is not None and state.lanes:
+            self.credit = state.credit
+            source.resume([Range(*piece) for piece in state.pieces], state.lanes[0].position)
 
     @property
     def state(self) -> SourceState:
         epoch, shard, window = self.source.place
-        return SourceState(lanes=(LanePlace(turn=epoch, cursor=shard, position=window),), credit=self.credit)
+        return SourceState(
+            lanes=(LanePlace(turn=epoch, cursor=shard, position=window),), credit=self.credit,
+            pieces=tuple(self.source.left),
+        )  # fmt: skip
 
     def take(self, count: int, until: Callable[[], bool]) -> list[torch.Tensor]:
         """So many windows; fewer if the source goes down or the caller gives up."""
@@ -191,7 +205,7 @@ class Batches:
                 "resume with the data of then, or start fresh",
             )
         self._mixed = [
-            _Shared(source) if isinstance(source, SharedWindows) else _Mixed(source, seed, at)
+            _Shared(source, at) if isinstance(source, SharedWindows) else _Mixed(source, seed, at)
             for source, at in zip(sources, before, strict=True)
         ]
         self._seed = seed

@@ -47,7 +47,7 @@ class SharedWindows:
         self._borrowed: deque[Range] = deque()  # of the seeded rule, part by part
         self._block: Block | None = None  # at hand
         self._order = np.empty(0, dtype=np.int64)
-        self._position = self._stop = self._noted = 0
+        self._position = self._stop = self._noted = self._resumed = 0
 
     @property
     def down(self) -> bool:
@@ -69,6 +69,19 @@ class SharedWindows:
         """Leased pieces that are not given out entirely, in parts of the run."""
         return [piece.shifted(self._first_part) for piece in self.queue]
 
+    @property
+    def left(self) -> list[Range]:
+        """As `open`, without the parts that have been given out."""
+        at_hand = self._piece
+        pieces = (one._replace(first=self._noted) if one == at_hand else one for one in self.queue)
+        return [piece.shifted(self._first_part) for piece in pieces]
+
+    def resume(self, left: Sequence[Range], position: int) -> None:
+        """Continue with what was `left`, of its first block from this window on."""
+        own = (piece.shifted(-self._first_part) for piece in left)
+        self.queue += [piece for piece in own if 0 <= piece.first < piece.end and piece.shard < self.blocks.shards]
+        self._resumed = position if self.queue else 0
+
     def hear(self, taken: Iterable[Range], lost: Iterable[Range]) -> None:
         """Pieces of the run, of which those of this source are meant."""
         for piece in (one.shifted(-self._first_part) for one in lost):
@@ -76,6 +89,7 @@ class SharedWindows:
                 self.queue.remove(piece)
             if piece == self._piece:
                 self._piece = self._block = None
+                self._resumed = 0
         own = (piece.shifted(-self._first_part) for piece in taken)
         self.queue += [piece for piece in own if 0 <= piece.shard < self.blocks.shards]
         self._prepare()
@@ -125,6 +139,7 @@ class SharedWindows:
         self._order = self._block.places[np.random.default_rng(seed).permutation(size)]
         parts = (part - first for part in (self._noted, min(piece.end, first + span)))
         self._position, self._stop = (-(-size * part // span) for part in parts)
+        self._position, self._resumed = min(max(self._position, self._resumed), self._stop), 0
         self._prepare()
         return True
 

@@ -23,6 +23,7 @@ from peer.link.supervisor import AgentGoneError
 from peer.link.tally import StepReport, TrainingTally
 from peer.link.transfer import Pending
 from peer.outer.policy.regular import Event, Regular
+from peer.protocol.ranges import Range
 from peer.system.clock import Clock
 
 log = logging.getLogger(__name__)
@@ -84,6 +85,7 @@ class SwarmSync:
         self._local.keep(progress["round"])
         self._tally.resume(progress["step"], progress["tokens"])
         self._ledger.resume(progress["steps_since_snapshot"], self.tokens, progress["unsent_tokens"])
+        self._ledger.used.add(Range(*parts) for parts in progress.get("pending_data", ()))
         self._resumed = True
 
     def progress(self) -> dict[str, Any]:
@@ -91,6 +93,7 @@ class SwarmSync:
         return {
             "round": self.round, "step": self.step, "tokens": self.tokens,
             "steps_since_snapshot": self.steps_since_snapshot, "unsent_tokens": self._ledger.all_unsent(self.tokens),
+            "pending_data": [list(parts) for parts in self._ledger.used.pending],
         }  # fmt: skip
 
     def tensors(self) -> dict[str, Tensor]:

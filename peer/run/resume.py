@@ -30,6 +30,9 @@ _ANOTHER = "resume from another checkpoint"
 _ORIGIN = {"text": "text", "tokenizer": "tokenizer", "batch_sequences": "batch size", "data_seed": "data seed"}
 
 
+Parts = Annotated[list[Count], Field(min_length=3, max_length=3)]  # see `peer.protocol.ranges.Range`
+
+
 class ResumedAt(Spec):
     """What `SwarmSync.progress` says, and `VotingSync.progress`."""
 
@@ -38,6 +41,7 @@ class ResumedAt(Spec):
     tokens: Count
     steps_since_snapshot: Count
     unsent_tokens: Annotated[list[Count], Field(min_length=1, max_length=1024)]
+    pending_data: list[Parts] = Field(default_factory=list, max_length=4096)
     votes: Count = 0
     smoothed_norm: Annotated[float, Field(ge=0.0)] | None = None
     calls: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from peer.data.batches import Batches
+from peer.data.batches import Batches, DataState
 from peer.data.blocks import ResidentBlocks
 from peer.data.corpus import ReadingOptions, Sharing, open_corpus
 from peer.data.packing import PackedTokens
@@ -183,6 +184,22 @@ def test_batches_take_shared_windows_and_say_where_they_are() -> None:
     _, state = next(batches)
     place = state.sources[0].lanes[0]
     assert (place.turn, place.cursor, place.position) == (0, 2, 10)
+
+
+@pytest.mark.parametrize("read", [0, 3, 7, 20, 27, 39])
+def test_a_resumed_peer_continues_in_its_leases_window_by_window(read: int) -> None:
+    first, second = source(), source()
+    first.hear([shard(3), shard(1)], [])
+    before = Batches([first], 1, seed=1)
+    rows = [place_of(first, next(before)[0][0]) for _ in range(read)]
+    state = DataState.from_dict(json.loads(json.dumps(before.state.to_dict())))
+    claimed = list(first.used)
+    after = Batches([second], 1, seed=1, state=state)
+    assert not SharedSources({0: second}, 1).waits
+    rows += [place_of(second, next(after)[0][0]) for _ in range(40 - read)]
+    assert Counter(rows) == Counter([*range(60, 80), *range(20, 40)])
+    assert joined([*claimed, *second.used]) == [shard(1), shard(3)]
+    assert second.unleased == 0
 
 
 def test_a_shard_is_about_a_million_tokens_but_64_make_a_small_corpus() -> None:

@@ -219,14 +219,15 @@ def test_unsent_tokens_are_those_that_no_anchor_holds(peer):
     peer.commit(shift=0.0, contributed=1)
     peer.sync.poll()
     assert peer.sync.progress() == {
-        "round": 1, "step": 5, "tokens": 50, "steps_since_snapshot": 1, "unsent_tokens": [10]
+        "round": 1, "step": 5, "tokens": 50, "steps_since_snapshot": 1, "unsent_tokens": [10], "pending_data": []
     }  # fmt: skip
 
 
 def test_a_resumed_peer_keeps_its_progress_under_the_new_anchor(make):
     peer = make()
     peer.replica.flat.copy_(torch.arange(NUMEL) + 3.0)  # the checkpoint's parameters: 3 ahead of its anchor
-    saved = {"round": 5, "step": 22, "tokens": 220, "steps_since_snapshot": 2, "unsent_tokens": [20]}
+    saved = {"round": 5, "step": 22, "tokens": 220, "steps_since_snapshot": 2, "unsent_tokens": [20],
+             "pending_data": [[0, 3, 5]]}
     peer.sync.resume(saved)
     assert peer.sync.progress() == saved
     peer.memory.anchor += 16.0

@@ -95,13 +95,16 @@ class LeaseBook:
         self._ignored: dict[Shard, frozenset[str]] = {}  # holders of what was taken over
         self._waited: dict[Shard, tuple[float, int]] = {}
         self._last: Shard = (-1, -1)
+        self._resumed: set[Shard] = set()  # that this book has not given
         self._draws = 0
 
     def hear(self, open: Iterable[Range], pending: Iterable[Range], heard: int) -> None:
         """What the trainer says: pieces that it has still to train, parts that no certificate holds, and the number of
         the last answer that it knows.
         """
+        known = self._pieces
         self._open = {(piece.epoch, piece.shard): piece for piece in open}
+        self._resumed |= self._open.keys() - known.keys()
         self._pending = {
             (one.epoch, shard)
             for one in pending
@@ -130,7 +133,8 @@ class LeaseBook:
             number: of the answer that tells the trainer of them.
             now: seconds.
         """
-        lost = [piece for shard, piece in self._pieces.items() if self._loses(shard, source, seen)]
+        lost = [piece for shard, piece in self._pieces.items() if self._loses(shard, piece, source, seen)]
+        self._resumed = set()
         for shard in [(piece.epoch, piece.shard) for piece in lost]:
             self._open.pop(shard, None)
             self._given.pop(shard, None)
@@ -144,10 +148,14 @@ class LeaseBook:
         self._ignored = {shard: holders for shard, holders in self._ignored.items() if shard in self._pieces}
         return taken, lost
 
-    def _loses(self, shard: Shard, source: SourceCoverage, seen: SeenLeases) -> bool:
+    def _loses(self, shard: Shard, piece: Range, source: SourceCoverage, seen: SeenLeases) -> bool:
         epoch = source.epochs.get(shard[0])
         if epoch is not None and epoch.done[shard[1]]:
             return True
+        if epoch is None and shard[0] < source.newest:
+            return True
+        if shard in self._resumed and epoch is not None and epoch.counts[piece.first : piece.end].any():
+            return True  # it is of before this peer ended: others have read on meanwhile
         passed_over = {self._own_id, *self._ignored.get(shard, ())}
         rivals = [peer_id for peer_id in seen.holders.get(shard, ()) if peer_id not in passed_over]
         own = lease_hash(self._run_id, shard, self._own_id) if rivals else b""

@@ -122,6 +122,20 @@ def test_parts_that_others_have_certified_are_given_up() -> None:
     assert lost == [piece(1)]
 
 
+def test_a_resumed_peer_keeps_what_no_other_has_trained_meanwhile() -> None:
+    swarm = Swarm(10, "a")
+    half = Range(0, 2 * PARTS_PER_SHARD + 4, 3 * PARTS_PER_SHARD)
+    swarm.open["a"] = [half, piece(5), piece(7)]  # of its checkpoint
+    swarm.chain.add(0, 2 * PARTS_PER_SHARD, half.first)  # its own
+    swarm.chain.add(0, *parts_of(5))
+    swarm.chain.add(0, 7 * PARTS_PER_SHARD + 8, 7 * PARTS_PER_SHARD + 9)
+    _, lost = swarm.update("a", wanted=0)
+    assert lost == [piece(5), piece(7)]
+    assert swarm.open["a"] == [half]
+    swarm.chain.add(0, half.first, half.first + 2)  # what it trains now is in the chain, and changes nothing
+    assert swarm.update("a", wanted=0)[1] == []
+
+
 def test_the_next_epoch_begins_when_nothing_is_free_and_half_is_covered() -> None:
     swarm = Swarm(4, "a", "b")
     swarm.update("a", wanted=4)

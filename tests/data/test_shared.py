@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,10 +20,12 @@ from peer.data.seeded import SeededShards
 from peer.data.shareable import SharedText
 from peer.data.shared import AHEAD_S, SharedSources, SharedWindows, shard_count
 from peer.data.sources import list_sources
-from peer.data.tokenizer import load_tokenizer
+from peer.data.tokenizer import ByteTokenizer, load_tokenizer
+from peer.genesis import _shared_data
 from peer.link.messages import Leased, LivePeers
+from peer.outer.recipe.plan import RunPlan
 from peer.protocol.data_spec import PARTS_PER_SHARD, DataSpec, SharedData
-from peer.protocol.manifest import TokenizerSpec
+from peer.protocol.manifest import RunManifest, TokenizerSpec
 from peer.protocol.ranges import Range, joined
 from peer.protocol.records import PeerRecord
 
@@ -226,3 +229,30 @@ def test_the_text_that_the_organiser_cut_is_leased(tmp_path: Path, shards: int, 
     cut = SharedData(digest=text.digest, shards=(shards,), shard_tokens=16)
     corpus = open_corpus(spec.model_copy(update={"shared": cut}), tokenizer, options, 1)
     assert bool(corpus.shared.report([], 0.0)) == leased
+
+
+@pytest.mark.parametrize(("recipe", "leased"), [("diloco", True), ("noloco", False)])
+def test_runs_without_a_chain_share_out_by_the_seeded_rule(tmp_path: Path, recipe: str, leased: bool) -> None:
+    model = {"architecture": "llama", "config": {"vocab_size": 264}}
+    data: dict[str, Any] = {"sequence_length": 64, "validation_tokens": 1024, "shard_sequences": 4}
+    data["sources"] = [{"kind": "instructions"}]
+    trust = {"mode": "private"}
+    manifest = RunManifest.model_validate(
+        {"name": "x", "model": model, "recipe": {"name": recipe}, "data": data, "trust": trust}
+    )
+    assert (_shared_data(manifest, ByteTokenizer()) is not None) == leased
+    plan = RunPlan.of(manifest)
+    assert (plan.claim_rule.most_parts, plan.recipe.gossips) == (0, not leased)
+    peers, found = ["one", "two", "three"], list[list[tuple[int, int]]]()
+    for peer_id in peers:
+        options = ReadingOptions(
+            cache=tmp_path, hub_headers={}, sharing=Sharing(peer_id=peer_id, run_seed=5, least_tokens=64)
+        )
+        corpus = open_corpus(manifest.data, ByteTokenizer(), options, 1)
+        (source,) = corpus.sources
+        assert isinstance(source, SharedWindows)
+        assert not source.leased
+        corpus.shared.hear(LivePeers.model_construct(peers=dict.fromkeys(peers)))
+        found.append([source.seeded.next() for _ in range(5)])
+    shards = [shard for own in found for shard in own]
+    assert len(set(shards)) == len(shards)

@@ -64,7 +64,7 @@ class BootstrapProcess:
 
         def main() -> None:
             die_with_parent(parent)
-            serve.GenesisBuild = ForkedBuild  # type: ignore[misc]
+            serve.GenesisBuild = ForkedBuild  # type: ignore[attr-defined]
             cli.main()
 
         self.process = ForkedProcess(main, arguments, folder / "bootstrap.log", stdout=writing)

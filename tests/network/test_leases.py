@@ -36,7 +36,7 @@ class SharingMember(Member):
     rows: list[int] = field(default_factory=list)
 
     def begin(self) -> None:
-        packed = PackedTokens(np.arange(SHARDS * WINDOWS * LENGTH + 1, dtype=np.uint16), LENGTH)
+        packed = PackedTokens(np.arange(SHARDS * WINDOWS * LENGTH + 1, dtype=np.uint32), LENGTH)
         blocks, seeded = ResidentBlocks(packed, SHARDS, [3, 0]), SeededShards(3, self.peer_id, SHARDS)
         self.source = SharedWindows(blocks, 1.0, 0, seeded, leased=True)
         self.waits = True  # or its shards, of some milliseconds, would outrun the rounds

@@ -143,6 +143,7 @@ def test_a_swarm_of_peers_with_two_ranks_loses_a_rank_and_a_peer_and_gains_one(
     single.process.kill()
     for peer in (copies, late):
         goes_on(peer)
+    for peer in (copies, late):
         peer.signal(signal.SIGINT)
         assert peer.process.wait(60) == 0, peer.log_text()
     states = [{event["round"]: event["state_digest"] for event in peer.committed}

@@ -1,4 +1,4 @@
-"""A script of one's own as a peer: a small network learns to tell digits drawn with noise.
+"""A script of one's own as a peer: a small convolutional network learns to tell digits drawn with noise.
 
 The organiser writes the initial weights and a manifest, and opens the run:
 
@@ -30,17 +30,20 @@ data: {sequence_length: 8}
 rounds: {total: ROUNDS}
 trust: {identity_work: 0}
 """
-DIGITS = torch.randn(10, 28 * 28, generator=torch.Generator().manual_seed(0))  # what each digit looks like
+DIGITS = torch.randn(10, 1, 28, 28, generator=torch.Generator().manual_seed(0))  # what each digit looks like
 
 
 def build() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(28 * 28, 64), nn.ReLU(), nn.BatchNorm1d(64), nn.Linear(64, 10))
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 7, stride=3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 16, 3, stride=2), nn.ReLU(),
+        nn.Flatten(), nn.Linear(16 * 3 * 3, 10),
+    )  # fmt: skip
 
 
 def batch(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
     labels = torch.randint(10, (64,), generator=generator)
-    return DIGITS[labels] + 4.0 * torch.randn(64, 28 * 28, generator=generator), labels
+    return DIGITS[labels] + 4.0 * torch.randn(64, 1, 28, 28, generator=generator), labels
 
 
 def accuracy(model: nn.Module) -> float:

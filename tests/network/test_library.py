@@ -8,15 +8,19 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from difflib import ndiff
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
+from peft import PeftModel
 from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from peer.checkpoint.store import list_checkpoints, read_checkpoint
 from peer.data.batches import Batches
@@ -32,7 +36,7 @@ from tests.train.tiny import tiny_model
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 60  # whose losses are compared
 TRL_ROUNDS = 120
-ROUNDS = 250  # half a minute and more: a peer that comes late finds them at work
+ROUNDS = 200  # long enough for a peer that comes late to find them at work
 
 
 class Script:
@@ -67,32 +71,42 @@ def stack() -> Iterator[ExitStack]:
 
 @pytest.mark.timeout(240)
 def test_scripts_with_a_model_of_their_own_end_with_equal_weights(tmp_path: Path, stack: ExitStack) -> None:
-    """Three peers; one is killed, a fourth comes late."""
     subprocess.run(
         [sys.executable, str(ROOT / "examples/own_loop.py"), "--init", str(tmp_path / "run"), "--rounds", str(ROUNDS)],
         check=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
-    text = (tmp_path / "run/run.yaml").read_text()
     bootstrap = stack.enter_context(closing(
-        BootstrapProcess(tmp_path / "bootstrap", text.replace("steps_per_round: 20", "steps_per_round: 60"))
+        BootstrapProcess(tmp_path / "bootstrap", (tmp_path / "run/run.yaml").read_text())
     ))  # fmt: skip
 
     def start(name: str) -> Script:
         script = Script(tmp_path / name, "own_loop.py", "--join", bootstrap.address)
         return stack.enter_context(closing(script))
 
+    ended = three_of_four(start, "model.safetensors", 120.0)
+    for log in ended.logs:
+        assert re.search(rf"accuracy (0\.9|1\.0).* after round {ROUNDS}\n", log)
+
+
+class Ended(NamedTuple):
+    weights: dict[str, Tensor]
+    logs: list[str]
+
+
+def three_of_four(start: Callable[[str], Script], weights: str, timeout_s: float) -> Ended:
+    """Three peers, of which one is killed, and a fourth that comes late; -> how those that remain end, all alike."""
     one, two, victim = map(start, ("one", "two", "victim"))
     # until all three have passed probation: half of those that have must remain for a newcomer to follow
-    until(lambda: min(script.rounds for script in (one, two, victim)) >= 15, 100.0, one.log.read_text)
+    until(lambda: min(script.rounds for script in (one, two, victim)) >= 15, timeout_s, one.log.read_text)
     os.killpg(victim.process.pid, signal.SIGKILL)
-    late = start("late")
-    for script in (one, two, late):
-        assert script.process.wait(120.0) == 0, script.log.read_text()
-        assert re.search(rf"accuracy (0\.9|1\.0).* after round {ROUNDS}\n", script.log.read_text())
+    remaining = (one, two, late := start("late"))
+    for script in remaining:
+        assert script.process.wait(timeout_s) == 0, script.log.read_text()
     assert late.rounds >= 1
-    first, *others = (load_file(script.folder / "model.safetensors") for script in (one, two, late))
+    first, *others = (load_file(script.folder / weights) for script in remaining)
     assert all(other.keys() == first.keys() for other in others)
-    assert all(bool((other[name] == first[name]).all()) for other in others for name in first)
+    assert all(torch.equal(other[name], first[name]) for other in others for name in first)
+    return Ended(first, [script.log.read_text() for script in remaining])
 
 
 @pytest.mark.long
@@ -182,7 +196,6 @@ def test_a_script_has_the_losses_of_atoll_join_on_the_same_data(tmp_path: Path, 
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_the_trainer_of_trl_fine_tunes_a_model_of_the_organiser(tmp_path: Path, stack: ExitStack) -> None:
-    """Three peers; one is killed, a fourth comes late."""
     base, data = tmp_path / "base", tmp_path / "rows.jsonl"
     tiny_model().save_pretrained(base)
     ByteTokenizer().save(base)
@@ -197,18 +210,39 @@ def test_the_trainer_of_trl_fine_tunes_a_model_of_the_organiser(tmp_path: Path, 
                         "--max-length", 32)  # fmt: skip
         return stack.enter_context(closing(script))
 
-    one, two, victim = map(start, ("one", "two", "victim"))
-    until(lambda: min(script.rounds for script in (one, two, victim)) >= 12, 400.0, one.log.read_text)
-    os.killpg(victim.process.pid, signal.SIGKILL)
-    late = start("late")
-    for script in (one, two, late):
-        assert script.process.wait(400.0) == 0, script.log.read_text()
-        assert "swarm_round" in script.log.read_text()
-    assert late.rounds >= 1
-    first, *others = (load_file(script.folder / "model/model.safetensors") for script in (one, two, late))
-    assert all(bool((other[name] == first[name]).all()) for other in others for name in first)
+    ended = three_of_four(start, "model/model.safetensors", 400.0)
+    assert all("swarm_round" in log for log in ended.logs)
     before = load_file(base / "model.safetensors")
-    assert all(not torch.equal(before[name], first[name]) for name in first)
+    assert all(not torch.equal(before[name], values) for name, values in ended.weights.items())
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_an_adapter_is_trained_in_a_loop_of_ones_own(tmp_path: Path, stack: ExitStack) -> None:
+    """Each peer has the base, and the run the adapter alone."""
+    base, data = tmp_path / "base", tmp_path / "mine.txt"
+    tiny_model().save_pretrained(base)
+    ByteTokenizer().save(base)
+    data.write_text("the quick brown fox jumps over the lazy dog\n" * 40)
+    common = ("--model", base, "--length", 24)
+    subprocess.run(
+        [sys.executable, str(ROOT / "examples/lora_loop.py"), *map(str, common), "--init", str(tmp_path / "run"),
+         "--rounds", str(TRL_ROUNDS)], check=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    bootstrap = stack.enter_context(closing(
+        BootstrapProcess(tmp_path / "bootstrap", (tmp_path / "run/run.yaml").read_text())
+    ))  # fmt: skip
+
+    def start(name: str) -> Script:
+        script = Script(tmp_path / name, "lora_loop.py", *common, "--join", bootstrap.address, "--data", data)
+        return stack.enter_context(closing(script))
+
+    ended = three_of_four(start, "adapter/adapter_model.safetensors", 400.0)
+    first, *_, last = map(float, re.findall(r"loss ([\d.]+)", ended.logs[0]))
+    assert last < first - 0.05  # on a base of random values an adapter cannot do much
+    assert all("lora_" in name for name in ended.weights)
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), tmp_path / "one/adapter")
+    assert any(bool(one.any()) for name, one in model.named_parameters() if "lora_B" in name)
 
 
 def test_ten_lines_make_a_swarm_of_a_script() -> None:

@@ -89,13 +89,16 @@ def _ours(
     layout = FlatLayout.of(model)
     place(model, device, ranks)
     trainer = Trainer(model, build_optimizer(model, inner), inner, lambda: RATE, compute=Compute(ranks=ranks))
-    pauses = _pauses(RankPart(layout, model, ranks), layout.numel, ranks)
+    flat = SharedVectors().empty(layout.numel)
+    if not ranks.sharded:  # in a peer the other ranks write their parts into the same memory
+        layout.copy_to_flat(model, flat)
+    pauses = _pauses(RankPart(layout, model, ranks), flat, ranks)
     return lambda batch: trainer.step(ranks.part_of(Batch.of(batch))).loss, pauses
 
 
-def _pauses(part: RankPart, numel: int, ranks: Ranks) -> dict[str, float]:
+def _pauses(part: RankPart, flat: Tensor, ranks: Ranks) -> dict[str, float]:
     """Seconds that this rank copies its part for a hand-over and for a merge, and that both keep all ranks."""
-    flat, before, after = (SharedVectors().empty(numel).zero_() for _ in range(3))
+    before, after = torch.zeros_like(flat), torch.zeros_like(flat)
 
     def hand_over() -> None:
         part.read(flat, 0)

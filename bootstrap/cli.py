@@ -8,21 +8,30 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import NoReturn
 
 from peer.errors import UserError
 from peer.system.exit_signals import exit_on_signals
 from peer.system.private_files import make_files_private
 from peer.telemetry.process_log import StderrLog
 
+COMMANDS = (  # of `bootstrap.organise`
+    "pause", "resume", "finish", "extend", "announce", "invite", "revoke", "invited", "state",
+)  # fmt: skip
 DESCRIPTION = """\
 Start a run: build the initial model of MANIFEST, listen under a persistent identity, publish the signed manifest in
 the DHT, and print the command to join it. The bootstrap never trains. If it goes offline, members continue to train;
-restart it with the same --identity-path and they reconnect."""
+restart it with the same --identity-path and they reconnect.
+
+The organiser steers a run, while its node runs or before it starts again, with one of these in place of MANIFEST:
+pause, resume, finish, extend, announce, invite, revoke, invited, state (each with --help)."""
 
 EPILOG = """\
 examples:
   atoll-bootstrap configs/runs/quickstart.yaml --http 127.0.0.1:8080
   atoll-bootstrap run.yaml --from runs/peer/export
+  atoll-bootstrap announce "the run pauses at noon"
+  atoll-bootstrap pause
   atoll-bootstrap run.yaml --host-maddrs /ip4/0.0.0.0/tcp/31337 --announce-maddrs /ip4/203.0.113.7/tcp/31337"""
 
 
@@ -61,7 +70,10 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> None:
     """Console entry: exit code 0 after Ctrl-C or SIGTERM, 1 when the node broke, 2 on a user's error."""
     exit_on_signals(0)
-    arguments = build_parser().parse_args(argv)
+    given = list(sys.argv[1:] if argv is None else argv)
+    if given and given[0] in COMMANDS:
+        _organise(given)
+    arguments = build_parser().parse_args(given)
     make_files_private()
     console = StderrLog()
     console.setLevel(logging.WARNING)  # the rest is in node.log
@@ -70,6 +82,17 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     try:
         sys.exit(run(arguments))
+    except UserError as error:
+        print(error.render("atoll-bootstrap"), file=sys.stderr)
+        sys.exit(2)
+
+
+def _organise(argv: Sequence[str]) -> NoReturn:
+    make_files_private()
+    from bootstrap.organise import organise
+
+    try:
+        sys.exit(organise(argv))
     except UserError as error:
         print(error.render("atoll-bootstrap"), file=sys.stderr)
         sys.exit(2)

@@ -38,7 +38,8 @@ class ChainFollower:
 
     def __init__(
         self, node: Node, directory: Directory, history: ChainStore, scout: ChainScout,
-        checkpoints: NewestCheckpoint, total: int | None = None, clock: Callable[[], float] = time.time,
+        checkpoints: NewestCheckpoint, total: Callable[[], int | None] = lambda: None,
+        clock: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
         self._node, self._directory = node, directory
         self._history, self._scout, self._checkpoints = history, scout, checkpoints
@@ -86,7 +87,7 @@ class ChainFollower:
         round, newest = len(self._history.chain), self._checkpoints.newest
         ahead = round - (newest.round if newest is not None else 0)
         now = self._clock()
-        due = ahead >= CHECKPOINT_ROUNDS or round == self._total or now >= self._signed_at + CHECKPOINT_S
+        due = ahead >= CHECKPOINT_ROUNDS or round == self._total() or now >= self._signed_at + CHECKPOINT_S
         if ahead <= 0 or not due:
             return
         serial = max(int(now * 1000), newest.serial + 1 if newest is not None else 0)

@@ -7,6 +7,8 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
+from bootstrap.control import Helm
+from bootstrap.doorkeeper import GuestBook
 from bootstrap.follower import ChainFollower
 from bootstrap.genesis import Genesis
 from bootstrap.manifest_serial import manifest_serial
@@ -15,17 +17,21 @@ from peer.outer.recipe.plan import RunPlan
 from peer.protocol.identity_work import IdentityWork
 from peer.protocol.manifest import RunManifest
 from peer.protocol.records import SealedManifest, open_manifest, seal_manifest
+from peer.run.run_file import keep_manifest
 from peer.swarm.catchup.chain_scout import ChainRules, ChainScout
 from peer.swarm.catchup.checkpoint_exchange import CheckpointExchange
 from peer.swarm.catchup.donor_requests import DonorRequests
 from peer.swarm.catchup.history_server import HistoryServer
 from peer.swarm.catchup.newest_checkpoint import NewestCheckpoint
+from peer.swarm.catchup.record_exchange import control_exchange
 from peer.swarm.net.daemon import NodeConfig
 from peer.swarm.net.directory import Directory
+from peer.swarm.net.gate import Gate
 from peer.swarm.net.manifests import publish_manifest
 from peer.swarm.net.node import Node
 from peer.swarm.net.node_start import start_node
 from peer.swarm.state.chain import ChainStore
+from peer.swarm.state.run_control import RunControl, history_folder
 from peer.swarm.state.snapshot_cache import OneSnapshot
 from peer.tokenizer_files import TokenizerFiles
 
@@ -41,6 +47,7 @@ class Bootstrap:
     directory: Directory
     plan: RunPlan
     history: ChainStore
+    control: RunControl
 
     @property
     def manifest(self) -> RunManifest:
@@ -66,22 +73,37 @@ async def start_bootstrap(config: NodeConfig, genesis: Genesis, state_dir: Path,
         raise UserError(str(error), "shorten the manifest's model config") from None
     await publish_manifest(node, sealed, node.peer_id, rng)
     assert manifest.genesis is not None
-    history = ChainStore(state_dir / "history" / manifest.run_id[:16], manifest.genesis)
+    history = ChainStore(history_folder(state_dir, manifest.run_id), manifest.genesis)
+    keep_manifest(history.folder, manifest)
+    control = await _steer(node, state_dir, manifest)
+    if manifest.trust.invited:
+        node.gate = Gate(manifest.run_id, node.peer_id, control.revokes)
+        await GuestBook(history.folder, manifest.run_id, node.identity).serve(node, control)
     files = TokenizerFiles(state_dir, manifest.tokenizer.files)
     await HistoryServer(node, manifest.run_id, history, OneSnapshot(genesis.snapshot), files=files).start()
     directory = Directory(node, manifest.run_id)
-    directory.known = lambda peer_id: history.seen[peer_id] > 0
+    directory.known = lambda peer_id: history.seen[peer_id] > 0 or peer_id == node.peer_id
     directory.work = IdentityWork(manifest.run_id, manifest.trust.work_bits)
+    directory.gate = node.gate
     directory.follow()
     plan = RunPlan.of(manifest)
     if not plan.recipe.gossips:
-        await _follow(node, directory, open_manifest(sealed), plan, history)
-    return Bootstrap(node, genesis, directory, plan, history)
+        await _follow(node, directory, open_manifest(sealed), plan, history, control)
+    return Bootstrap(node, genesis, directory, plan, history, control)
+
+
+async def _steer(node: Node, state_dir: Path, manifest: RunManifest) -> RunControl:
+    """Publish what the organiser has signed in the state folder, and signs there from now on."""
+    helm = Helm(state_dir, manifest, node.identity)
+    await control_exchange(node, manifest.run_id, helm.control).start()
+    node.spawn(helm.watch(), essential=True)
+    return helm.control
 
 
 async def _follow(
-    node: Node, directory: Directory, published: SealedManifest, plan: RunPlan, history: ChainStore
-) -> None:
+    node: Node, directory: Directory, published: SealedManifest, plan: RunPlan, history: ChainStore,
+    control: RunControl,
+) -> None:  # fmt: skip
     """Follow the run's chain from where this node left it, and sign checkpoints where the manifest lets it."""
     history.load_all()
     manifest = published.manifest
@@ -89,9 +111,9 @@ async def _follow(
     checkpoints = NewestCheckpoint.of(history.folder, manifest, node.peer_id)
     await CheckpointExchange(node, run_id, checkpoints).start()
     rules = ChainRules.of(
-        plan, checkpoints, node.peer_id, published.opened_at,
+        plan, checkpoints, control, node.peer_id, published.opened_at,
         node.timing.least_round_s(plan.recipe.fewest_steps, manifest.rounds.straggler_wait_s),
     )  # fmt: skip
     scout = ChainScout(DonorRequests(node, run_id), run_id, rules, history)
-    follower = ChainFollower(node, directory, history, scout, checkpoints, manifest.rounds.total)
+    follower = ChainFollower(node, directory, history, scout, checkpoints, lambda: control.rounds_total)
     node.spawn(follower.run(), essential=True)

@@ -150,6 +150,8 @@ class PeerSettings(BaseModel):
     report: UserPath | None = Field(None, description="JSON file for the final figures")
     json_lines: bool = Field(False, alias="json", description="print log lines as JSON instead of the live table")
     run_id: Digest | None = Field(None, description="join only this run; unset: any")
+    invitation: str | None = Field(
+        None, max_length=2048, description="token for a run of invited peers, or @FILE that holds it; once is enough")
     nat_port_map: bool = Field(True, description="ask the router to forward the port (UPnP)")
     client_mode: bool | None = Field(
         None, description="run as a client that accepts no inbound connections; unset: auto-detect")
@@ -162,6 +164,15 @@ class PeerSettings(BaseModel):
     active_hours: Hours | None = Field(
         None, description="train and exchange only at these hours of local time, such as 22-8; unset: always")
     direct_port: Count = Field(0, ge=0, le=65535, description="TCP port for direct connections; 0: any free port")
+
+
+def token_of(settings: PeerSettings) -> str:
+    """The invitation, where it is given as a file its content; empty: there is none. Raises UserError."""
+    given = (settings.invitation or "").strip()
+    if not given.startswith("@"):
+        return given
+    hint = "give the path of the file that holds the token, after @"
+    return read_limited(named_path(given[1:]), MAX_FILE_BYTES, "invitation", hint).decode("ascii", "replace").strip()
 
 
 def known_settings() -> dict[str, FieldInfo]:

@@ -171,7 +171,8 @@ class SwarmState:
 
     def point(self) -> CurvePoint:
         """The figures of this moment; the run's place is the one that most of its peers claim."""
-        views = [view for view in self.peers if view.state in ("joining", "training") and self._counts(view.peer_id)]
+        there = ("joining", "training", "paused")
+        views = [view for view in self.peers if view.state in there and self._counts(view.peer_id)]
         training = [view for view in views if view.state == "training"]
         round, tokens = self._place([*views] or [view for view in self.peers if self._counts(view.peer_id)])
         losses = [view.loss for view in training if view.loss is not None]

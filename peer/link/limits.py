@@ -5,15 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 COMPLETE = "the run is complete"
+ENDED = "the organiser has ended the run"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """When a peer is done: at the run's last round or token, or after its own number of committed rounds."""
+    """When a peer is done: at the run's last round or token, when its organiser
+    ends it, or after its own number of committed rounds.
+    """
 
     total_rounds: int | None
     tokens_total: int | None = None
     max_rounds: int | None
+    ended: str = ""  # why, whatever the others are
 
     def reached(self, round: int, contributed: int, swarm_tokens: int = 0) -> str | None:
         """Which limit a peer has reached, in words; None: it continues.
@@ -23,6 +27,8 @@ class Limits:
             contributed: rounds that hold a contribution of it.
             swarm_tokens: that went into its anchor, of all peers.
         """
+        if self.ended:
+            return self.ended
         if self.total_rounds is not None and round >= self.total_rounds:
             return COMPLETE
         if self.tokens_total is not None and swarm_tokens >= self.tokens_total:

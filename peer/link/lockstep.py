@@ -35,7 +35,6 @@ class LockstepSync(SwarmSync):
 
     Args:
         gradient: of the last batch.
-        stopping: this peer was asked to stop; then it does not wait for others.
         pause: seconds -> waits; while there is no agent.
         others: those of `SwarmSync`.
 
@@ -44,11 +43,10 @@ class LockstepSync(SwarmSync):
     """
 
     def __init__(
-        self, gradient: Gradient, stopping: Callable[[], bool], *, pause: Callable[[float], None] = time.sleep,
-        **others: Any,
-    ) -> None:  # fmt: skip
+        self, gradient: Gradient, *, pause: Callable[[float], None] = time.sleep, **others: Any
+    ) -> None:
         super().__init__(**others)
-        self._gradient, self._stopping, self._pause = gradient, stopping, pause
+        self._gradient, self._pause = gradient, pause
         self._overlap = self.schedule.overlap_steps
         self._taken_at = 0
         self.dropped = 0
@@ -67,6 +65,7 @@ class LockstepSync(SwarmSync):
             if not (self.finished or self._waits):  # else the run is over, or this peer is asked to stop
                 self._offer()
             self._taken_at = self.round
+        self._rest()
 
     def _offer(self) -> None:
         """Hand over the gradient, if the anchor that it was taken at is not too old."""

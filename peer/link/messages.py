@@ -40,6 +40,7 @@ class Start(Spec):
     direct_port: int | None = 0
     mapped_port: int = 0
     limits: LineLimits = LineLimits()
+    invitation: str = ""
     restarted: bool = False
 
 
@@ -177,6 +178,18 @@ class LivePeers(Spec):
     addresses: tuple[str, ...] = ()
 
 
+class Steered(Spec):
+    """What the organiser has decided, and where the run ends by that; `finished`: the rounds have ended with it;
+    `expelled`: this peer is no longer invited, for this `reason`.
+    """
+
+    kind: Literal["steered"] = "steered"
+    state: Literal["running", "paused", "finished", "expelled"]
+    reason: str = ""
+    rounds_total: int | None = None
+    tokens_total: int | None = None
+
+
 class Notice(Spec):
     """What the person at this peer should know, though the peer continues."""
 
@@ -229,8 +242,8 @@ class Fatal(Spec):
 
 ToAgent = Start | Mapped | Progress | Figures | Snapshot | DataUse | Merged | Save | Stop
 ToTrainer = (
-    Published | TokenizerFetched | WantSnapshot | Anchor | RoundEnded | LivePeers | Leased | Notice | Saved | Stopped
-    | Fatal
+    Published | TokenizerFetched | WantSnapshot | Anchor | RoundEnded | LivePeers | Leased | Steered | Notice | Saved
+    | Stopped | Fatal
 )
 Message = ToAgent | ToTrainer
 

@@ -6,6 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -14,10 +15,10 @@ from torch import Tensor
 
 from peer.link.agent_connection import AgentConnection
 from peer.link.ledger import ContributionLedger
-from peer.link.limits import Limits
+from peer.link.limits import ENDED, Limits
 from peer.link.local_anchor import LocalAnchor
 from peer.link.memory import SharedState
-from peer.link.messages import Anchor, Leased, LivePeers, Merged, Message, Saved, WantSnapshot
+from peer.link.messages import Anchor, Leased, LivePeers, Merged, Message, Saved, Steered, WantSnapshot
 from peer.link.shared_data import DataPort, NothingShared
 from peer.link.supervisor import AgentGoneError
 from peer.link.tally import StepReport, TrainingTally
@@ -28,6 +29,7 @@ from peer.system.clock import Clock
 
 log = logging.getLogger(__name__)
 LEASE_WAIT_S = 2.0  # before the first step
+PAUSE_POLL_S = 0.5
 HOPELESS_STEPS = 10  # skipped in a row: parameters that are finite and yield no finite loss
 
 
@@ -39,21 +41,24 @@ class SwarmSync:
         on_message: called with every message that the trainer's side wants to see (rounds, swarm, saved).
         clock: monotonic seconds.
         on_drop: called when local progress was dropped: the inner optimizer's moments are of other parameters.
+        stopping: whether this peer was asked to stop; then it waits for nothing.
 
     Attributes:
         rounds_contributed: rounds that hold a contribution of this process.
         swarm_tokens: of all peers, committed up to the anchor of `round`.
         drops: how often local progress was dropped.
         data: what this peer reads of the data that peers share out.
+        paused: by the organiser: no step is made.
+        expelled: why this peer is no longer invited; empty: it is.
     """
 
     def __init__(
         self, agent: AgentConnection, local: LocalAnchor, schedule: Regular, limits: Limits,
         on_message: Callable[[Message], None], clock: Clock = time.monotonic,
-        on_drop: Callable[[], None] = lambda: None,
+        on_drop: Callable[[], None] = lambda: None, stopping: Callable[[], bool] = lambda: False,
     ) -> None:  # fmt: skip
         self.agent, self._local, self.schedule, self.limits = agent, local, schedule, limits
-        self._on_message, self._on_drop = on_message, on_drop
+        self._on_message, self._on_drop, self._stopping = on_message, on_drop, stopping
         self._tally, self._ledger = TrainingTally(clock), ContributionLedger(local.fragments)
         self._held: Anchor | None = None  # until it is time to merge it
         self._merge_at = self.rounds_contributed = self.swarm_tokens = 0
@@ -63,6 +68,7 @@ class SwarmSync:
         self._resumed = False
         self._bad_steps = self.drops = self._fresh_since = 0
         self.data: DataPort = NothingShared()
+        self.paused, self.expelled = False, ""
 
     def begin(self, anchor: Anchor) -> None:
         """Take the first anchor of this process: as the local parameters, or after `resume` under the resumed ones."""
@@ -198,6 +204,15 @@ class SwarmSync:
                 self._show_progress()
             except AgentGoneError as gone:
                 self._revive(gone)
+        self._rest()
+
+    def _rest(self) -> None:
+        """Return when the organiser lets the run continue, or this peer is to stop."""
+        try:
+            while self.paused and not (self.finished or self._stopping()):
+                self.poll(PAUSE_POLL_S)
+        except AgentGoneError as gone:
+            self._revive(gone)  # the next agent says whether the run is paused still
 
     def _count(self, result: StepReport) -> None:
         self._tally.count(result)
@@ -262,6 +277,8 @@ class SwarmSync:
             elif isinstance(message, Leased):
                 self.data.hear(message)
                 self._show_data()
+            elif isinstance(message, Steered):
+                self._steer(message)
             else:
                 if isinstance(message, LivePeers):
                     self.data.hear(message)
@@ -271,6 +288,18 @@ class SwarmSync:
                     self._settle_transfers()
                 self._local.count_peers(message, first=not self.rounds_contributed)
                 self._on_message(message)
+
+    def _steer(self, message: Steered) -> None:
+        self.expelled = message.reason
+        if ended := message.state in ("finished", "expelled"):
+            if self._held is not None:
+                self._take_up(self._held)
+            self._settle_transfers()
+        self.paused = message.state == "paused"
+        self.limits = replace(
+            self.limits, total_rounds=message.rounds_total, tokens_total=message.tokens_total,
+            ended=(message.reason or ENDED) if ended else "",
+        )
 
     def _wanted(self, message: WantSnapshot) -> None:
         self._settle_transfers()

@@ -34,7 +34,7 @@ from peer.protocol.spec import Spec as Spec
 from peer.protocol.tokenizer_spec import TokenizerSpec as TokenizerSpec
 from peer.protocol.yaml_text import parse_yaml, read_limited
 
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 MAX_MANIFEST_BYTES = 16 * 1024
 MAX_ROUNDS = 10_000_000  # of a run
 WORK_BITS, MAX_WORK_BITS = 21, 32  # about a second of one core; more than an hour
@@ -181,7 +181,9 @@ class RoundSpec(Spec):
 class TrustSpec(Spec):
     """Whom the run trusts. `open`: strangers may join, so that a recipe of plain means gets gates and clipping, no
     member weighs more than `largest_weight` times the median, newcomers hold little together, and an identity costs
-    2^`identity_work` hashes. `private`: the peers know each other, and the recipe is used unchanged.
+    2^`identity_work` hashes. `private`: the peers know each other, and the recipe is used unchanged. With `invited` a
+    peer needs an invitation of the organiser's, in either mode, and no identity costs work unless `identity_work` is
+    set.
     """
 
     mode: Literal["open", "private"] = "open"
@@ -190,13 +192,14 @@ class TrustSpec(Spec):
     newcomers_share: float = Field(default=0.2, ge=0.01, le=0.99)
     checkpoint_keys: Annotated[tuple[PeerIdText, ...], Field(max_length=8)] = ()
     identity_work: int | None = Field(default=None, ge=0, le=MAX_WORK_BITS)
+    invited: bool = False
 
     @property
     def work_bits(self) -> int:
         """Zero bits of the puzzle that an identity must solve to take part."""
         if self.identity_work is not None:
             return self.identity_work
-        return WORK_BITS if self.mode == "open" else 0
+        return WORK_BITS if self.mode == "open" and not self.invited else 0
 
 
 class RunManifest(Spec):

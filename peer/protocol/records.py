@@ -45,6 +45,7 @@ Seconds = Annotated[float, Field(ge=0.0, lt=1e12)]
 HOST_PATTERN = r"^/(ip4|ip6|dns|dns4|dns6)/[0-9A-Za-z.:-]{1,63}/tcp/[0-9]{1,5}$"
 HostText = Annotated[str, Field(pattern=HOST_PATTERN)]
 MAX_HOST_ADDRESSES = 3
+PASS_PATTERN = r"^([0-9]{1,9}\.[0-9]{1,12}\.[A-Za-z0-9_-]{86})?$"
 
 
 class PeerRecord(Spec):
@@ -54,6 +55,7 @@ class PeerRecord(Spec):
         serial: grows with each record of a peer, across restarts: an older record never replaces a newer one.
         lines: how fast its lines to others are: ends of peer ids, and letters; see `peer.swarm.gossip.line_meter`.
         leases: shards of the run's data that it trains on, or has trained on without a certificate so far.
+        invitation: its pass, in a run that is for invited peers; see `peer.protocol.invitation`.
         addresses: where it listens, as multiaddresses without its id; loopback only where it has no other.
         work: solves the puzzle of this identity in this run.
         expires_at: wall-clock seconds; a record in the DHT expires then, neither earlier nor later.
@@ -62,7 +64,7 @@ class PeerRecord(Spec):
     protocol: Annotated[int, Field(ge=PROTOCOL_VERSION, le=PROTOCOL_VERSION)] = PROTOCOL_VERSION
     run_id: Digest
     nickname: Name
-    state: Literal["joining", "training", "finished"]
+    state: Literal["joining", "training", "paused", "finished"]
     round: Count
     lineage_id: Digest
     lineage_weight: Count
@@ -76,6 +78,7 @@ class PeerRecord(Spec):
     addresses: Annotated[tuple[HostText, ...], Field(max_length=MAX_HOST_ADDRESSES)] = ()
     lines: Annotated[str, Field(pattern=r"^([1-9A-HJ-NP-Za-km-z]{4}[A-Z])*$", max_length=5 * MAX_LINES)] = ""
     leases: RangesText = ""
+    invitation: Annotated[str, Field(pattern=PASS_PATTERN)] = ""
     bytes_sent: Count = 0
     bytes_received: Count = 0
     seconds_waiting: Seconds = 0.0

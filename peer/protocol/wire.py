@@ -59,6 +59,7 @@ class Kind(IntEnum):
     DIRECT = 33
     MANIFEST = 34
     SPEED = 35
+    PASS = 36
 
 
 def pack_header(kind: Kind, length: int) -> bytes:

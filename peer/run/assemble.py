@@ -187,11 +187,12 @@ def _synchroniser(
     optimizer, reset = inner
     parts: dict[str, Any] = {
         "agent": agent, "local": local, "limits": limits, "on_message": on_message, "on_drop": reset,
+        "stopping": stopping,
     }  # fmt: skip
     if recipe.votes is not None:
         return VotingSync(recipe.votes, **parts)
     if isinstance(optimizer, KeptGradient):
-        return LockstepSync(optimizer, stopping, schedule=recipe.rounds, **parts)
+        return LockstepSync(optimizer, schedule=recipe.rounds, **parts)
     return SwarmSync(schedule=recipe.rounds, **parts)
 
 

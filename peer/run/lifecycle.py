@@ -16,6 +16,7 @@ from peer.errors import UserError
 from peer.link.messages import Anchor, Message, Published, Start, Stop, Stopped, TokenizerFetched
 from peer.link.supervisor import AgentGoneError, AgentProcess
 from peer.protocol.address import PeerAddress
+from peer.protocol.invitation import ASK
 from peer.run.assemble import Peer, assemble, plan_of
 from peer.run.device_checks import device_finding, log_finding
 from peer.run.devices import FurtherRanks, NoFurther, start_ranks
@@ -28,7 +29,7 @@ from peer.run.rented import detect_announce_maddrs, detect_direct_port
 from peer.run.resume import checkpoint_folder
 from peer.run.run_file import keep_manifest
 from peer.run.tasks import check_installed
-from peer.settings import PeerSettings
+from peer.settings import PeerSettings, token_of
 from peer.system.exit_signals import ending_signals
 from peer.system.finding import Finding
 from peer.telemetry.console import LiveSwarm, setup_logging
@@ -141,6 +142,7 @@ def start_message(settings: PeerSettings, addresses: Sequence[PeerAddress], iden
         direct_port=settings.direct_port if settings.direct else None,
         mapped_port=detect_direct_port(settings.direct_port, os.environ),
         limits=limits_of(settings),
+        invitation=token_of(settings),
     )
 
 
@@ -258,4 +260,7 @@ def _wind_down(peer: Peer, hooks: PeerHooks, metrics: MetricsFile, joined_at: in
     log.info("left at round %d (%s)%s", peer.sync.round, reason, f"; the model: {export_path}" if export_path else "")
     if missing:
         log.error("not written: %s; the reasons are above", ", ".join(missing))
+    if peer.sync.expelled:
+        log.error("this peer is no longer let in: %s; %s", peer.sync.expelled, ASK)
+        return 2
     return 1 if missing else 0

@@ -6,7 +6,7 @@ import asyncio
 import random
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from peer.link.channel import TrainerLink
 from peer.link.contribution_slot import ContributionSlot
@@ -20,6 +20,7 @@ from peer.protocol.lineage import Position
 from peer.swarm.net.directory import Directory
 from peer.swarm.net.node import Node
 from peer.swarm.state.owned_state import OwnedState
+from peer.swarm.state.run_control import RunControl
 
 Store = TypeVar("Store", bound=OwnedState)
 
@@ -34,6 +35,7 @@ class RunContext:
         introducers: peer ids in the addresses that a person gave.
         work: what the run asks of identities, and this peer's own.
         rng: jitter, and which peer a newcomer asks.
+        control: what the organiser has decided; None: what lies in the folder of the run's history.
     """
 
     node: Node
@@ -45,6 +47,7 @@ class RunContext:
     work: IdentityWork = NO_WORK
     trainer: TrainerLink
     rng: random.Random
+    control: RunControl | None = None
 
 
 class RoundLoop(ABC, Generic[Store]):
@@ -62,14 +65,40 @@ class RoundLoop(ABC, Generic[Store]):
         self.leaving = False
         self.group_size = 0
         self._counted = (0, 0)
+        self.control = context.control or RunControl.of(store.history.folder, self._manifest, context.organiser)
+        self._leave_at = 0.0
 
     def position(self) -> Position:
         return self.store.position
 
     @property
     def finished(self) -> bool:
-        total = self._manifest.rounds.total
-        return total is not None and self.store.state.round >= total
+        total = self.control.rounds_total
+        if total is not None and self.store.state.round >= total:
+            return True
+        return self.control.state == "finished" and self._node.clock() >= self._leave_at
+
+    @property
+    def halted(self) -> bool:
+        """Whether this peer makes no rounds now: it rests, or the organiser has paused the run."""
+        return self._node.resting or self.control.paused
+
+    @property
+    def state(self) -> Literal["joining", "training", "paused"]:
+        """What its record says while it has not ended."""
+        if not self.joined or self._node.resting:
+            return "joining"
+        return "paused" if self.control.paused else "training"
+
+    def steer(self) -> None:
+        """The organiser has decided something: obey at the end of the round that is under way."""
+        self._leave_at = self._node.clock() + self._last_round_s()
+        self.slot.work.set()
+        self._directory.announce_soon()
+
+    def _last_round_s(self) -> float:
+        """How long the last rounds of a run that is being ended may take."""
+        return 0.0
 
     @property
     def lines(self) -> str:
@@ -78,7 +107,7 @@ class RoundLoop(ABC, Generic[Store]):
 
     def taking_part(self) -> bool:
         """Whether this peer makes rounds now."""
-        return self.joined and not self.finished and not self.leaving and not self._node.resting
+        return self.joined and not self.finished and not self.leaving and not self.halted
 
     @abstractmethod
     def on_return(self, peer_id: str) -> None:
@@ -107,7 +136,7 @@ class RoundLoop(ABC, Generic[Store]):
     async def _rest(self) -> None:
         """Return when this peer exchanges again."""
         self._directory.announce_soon()
-        while self._node.resting and not self.leaving:
+        while self.halted and not self.leaving and not self.finished:
             await asyncio.sleep(self._node.timing.recheck_s)
         self._directory.announce_soon()
 

@@ -39,7 +39,8 @@ KEPT_LOGS = 2
 FILE_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 CONSOLE_FORMAT = "%(asctime)s %(levelname)s %(message)s"
 STATE_STYLES = {
-    "starting": "yellow", "joining": "yellow", "training": "green", "finished": "cyan", "left": "cyan", "killed": "red",
+    "starting": "yellow", "joining": "yellow", "paused": "yellow",
+    "training": "green", "finished": "cyan", "left": "cyan", "killed": "red",
 }
 _ON_DISPLAY = "on_display"
 CONSOLE = "the console"

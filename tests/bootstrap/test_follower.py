@@ -36,11 +36,14 @@ class Post:
         self.node, self.now = network.node(), 1000.0
         self.history = ChainStore(folder, genesis)
         self.checkpoints = NewestCheckpoint(folder, RUN, (self.node.peer_id,))
-        rules = ChainRules(limits=RosterLimits(), rule=ForkRule(), checkpoints=self.checkpoints, total=total)
+        rules = ChainRules(
+            limits=RosterLimits(), rule=ForkRule(), checkpoints=self.checkpoints,
+            control=SimpleNamespace(rounds_total=total),
+        )
         self.scout = ChainScout(DonorRequests(self.node, RUN), RUN, rules, self.history)
         self.directory = SimpleNamespace(reachable={})
         self.follower = ChainFollower(
-            self.node, self.directory, self.history, self.scout, self.checkpoints, total, clock=lambda: self.now
+            self.node, self.directory, self.history, self.scout, self.checkpoints, lambda: total, clock=lambda: self.now
         )
 
     async def sees(self, *donors):
@@ -191,7 +194,7 @@ async def test_a_chain_with_more_rounds_than_the_time_allows_is_refused_unread(n
     def possible(known=0, **more):
         return replace(post.scout._rules, **pace, **more).most_rounds(known)
 
-    assert [possible(), possible(known=30), possible(total=40)] == [1000, 1030, 40]
+    assert [possible(), possible(known=30), possible(control=SimpleNamespace(rounds_total=40))] == [1000, 1030, 40]
     post.now += 10.0
     assert possible() == 1200
     post.now -= 5000.0  # a clock that is late

@@ -39,7 +39,7 @@ class Peer:
         self.memory.anchor.copy_(torch.arange(NUMEL))
         self.taken, self.stops_after, self.looks = 0, 10**6, 0
         self.sync = LockstepSync(
-            self, self.stopping, pause=self.pauses.append, agent=AgentConnection(self.agent, START, MAPPED),
+            self, stopping=self.stopping, pause=self.pauses.append, agent=AgentConnection(self.agent, START, MAPPED),
             local=LocalAnchor(self.memory, self.replica, SignSgd(lr=1.0)),
             schedule=Every(steps=1, overlap_steps=overlap),
             limits=Limits(total_rounds=None, max_rounds=None), on_message=self.heard.append, clock=lambda: 0.0,

@@ -98,7 +98,7 @@ class LockstepMember(TrainedMember):
         return LocalAnchor(memory, self.parameters, recipe.optimizer, recipe.late_merge, fragments)
 
     def synchroniser(self, recipe: Recipe, parts: dict[str, Any]) -> SwarmSync:
-        return LockstepSync(self.kept, self.stopping.is_set, schedule=recipe.rounds, **parts)
+        return LockstepSync(self.kept, stopping=self.stopping.is_set, schedule=recipe.rounds, **parts)
 
 
 def drive_lockstep(swarm: TestSwarm, until: Callable[[], bool], timeout_s: float = 60.0) -> None:

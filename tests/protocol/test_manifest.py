@@ -48,12 +48,12 @@ def test_the_run_id_is_the_same_on_every_machine_and_version():
         b'"betas":[0.9,0.95],"decay_fraction":0.2,"eps":1e-08,"learning_rate":0.001,"max_grad_norm":1.0,'
         b'"min_learning_rate_ratio":0.1,"muon_learning_rate_ratio":1.0,"muon_momentum":0.95,"optimizer":null,'
         b'"router_loss":null,"schedule":"cosine","warmup_steps":50,"weight_decay":0.1},"model":{"adapter":null,"architecture":"llama","base":null,"config":{"hidden_size":8},'
-        b'"layout":null,"pretrained":null,"revision":"main","weights":null},"name":"a","protocol":8,"recipe":{"aggregator":null,'
+        b'"layout":null,"pretrained":null,"revision":"main","weights":null},"name":"a","protocol":9,"recipe":{"aggregator":null,'
         b'"allocator":null,"average":null,"compressor":null,"exchange":null,"feedback":null,"local":null,'
         b'"merge":null,"name":"lagoon","outer":null,"outer_learning_rate":null,"outer_momentum":null,'
         b'"payload":null,"schedule":null,"steps_per_round":null,"straggler":null,"topology":null},'
         b'"rounds":{"max_group":16,"min_group":2,"straggler_wait_s":30.0,"timeout_s":120.0,"tokens_total":null,"total":null},'
-        b'"seed":0,"tokenizer":{"digest":null,"files":[],"kind":"bytes","name":null,"revision":"main"},"trust":{"checkpoint_keys":[],"identity_work":null,"largest_weight":3,'
+        b'"seed":0,"tokenizer":{"digest":null,"files":[],"kind":"bytes","name":null,"revision":"main"},"trust":{"checkpoint_keys":[],"identity_work":null,"invited":false,"largest_weight":3,'
         b'"mode":"open","newcomers_share":0.2,"probation_rounds":10}}'
     )
 

@@ -43,7 +43,9 @@ from peer.swarm.agent.organiser_watch import organiser_left
 from peer.swarm.agent.outer_checkpoint import save_outer_state
 from peer.swarm.agent.recorder import Recorder
 from peer.swarm.agent.reporter import Reporter
+from peer.swarm.agent.steering import Steering
 from peer.swarm.catchup.history_server import HistoryServer
+from peer.swarm.catchup.record_exchange import control_exchange
 from peer.swarm.catchup.tokenizer_fetch import fetch_tokenizer
 from peer.swarm.gossip.round_loop import GossipRounds
 from peer.swarm.gossip.store import LocalStateStore
@@ -51,6 +53,8 @@ from peer.swarm.lineage.round_loop import LineageRounds
 from peer.swarm.loop import RunContext
 from peer.swarm.net.daemon import NodeConfig
 from peer.swarm.net.directory import Directory
+from peer.swarm.net.entering import enter
+from peer.swarm.net.gate import Gate
 from peer.swarm.net.identity_work import solved
 from peer.swarm.net.line import Line
 from peer.swarm.net.manifests import ManifestSearch, publish_manifest
@@ -58,6 +62,7 @@ from peer.swarm.net.node import Node
 from peer.swarm.net.node_start import start_node
 from peer.swarm.net.probe import tell_warnings
 from peer.swarm.state.chain import ChainStore
+from peer.swarm.state.run_control import RunControl, history_folder
 from peer.swarm.state.store import StateStore
 from peer.tokenizer_files import TokenizerFiles
 
@@ -73,6 +78,7 @@ class AgentSession:
         self._channel, self._descriptor, self._rng = channel, memory_descriptor, rng
         self._nickname, self._run_id, self._nonce = "", "", 0
         self._leases: DataLeases | None = None
+        self._steering: Steering | None = None
         self._stop: asyncio.Future[Stop] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> int:
@@ -112,10 +118,15 @@ class AgentSession:
         node.spawn(self._watch_organiser(node, manifest.run_id, organiser))
         if not start.restarted:
             node.spawn(tell_warnings(node, self._note))
+        control = await self._follow_control(node, manifest, folder := Path(start.directory), organiser)
+        if manifest.trust.invited:
+            node.gate = Gate(manifest.run_id, organiser, control.revokes)
+            own_folder = history_folder(folder, manifest.run_id)
+            await enter(node, node.gate, manifest.run_id, organiser, own_folder, start.invitation)
         asked = IdentityWork(manifest.run_id, manifest.trust.work_bits)
         solving = asyncio.ensure_future(solved(asked, node.peer_id, Path(start.identity_path), self._note))
-        directory, folder = Directory(node, manifest.run_id), Path(start.directory)
-        directory.work = asked
+        directory = Directory(node, manifest.run_id)
+        directory.work, directory.gate = asked, node.gate
         files = await self._tokenizer_files(node, directory, manifest, folder, organiser)
         mapped: Mapped = await self._channel.expect(Mapped)
         directory.work = work = await solving
@@ -124,11 +135,12 @@ class AgentSession:
         context = RunContext(
             node=node, directory=directory, plan=RunPlan.of(manifest), organiser=organiser, work=work,
             opened_at=found.opened_at, introducers=node.introducers, trainer=recorder, rng=self._rng,
+            control=control,
         )  # fmt: skip
         rounds, resumed = self._build(context, mapped, folder)
         await rounds.start()
         store = rounds.store
-        directory.known = lambda peer_id: store.history.seen[peer_id] > 0
+        directory.known = lambda peer_id: store.history.seen[peer_id] > 0 or peer_id == organiser
         priority, on_return = store.snapshot_cache.priority, rounds.on_return
         await HistoryServer(
             node, manifest.run_id, store.history, store.snapshot_cache, priority, on_return, files
@@ -136,8 +148,27 @@ class AgentSession:
         directory.follow()
         directory.announce(lambda: self._describe(directory, rounds, node))
         node.spawn(reporter.run())
+        if node.gate is not None:
+            node.spawn(self._await_expulsion(node, node.gate))
         await _first_of(self._listen(rounds, reporter), self._work(node, directory, rounds, resumed))
         return 0
+
+    async def _follow_control(
+        self, node: Node, manifest: RunManifest, folder: Path, organiser: str
+    ) -> RunControl:
+        """What the organiser has decided, from now on."""
+        control = RunControl.of(history_folder(folder, manifest.run_id), manifest, organiser)
+        self._steering = Steering(control, self._channel, self._note)
+        exchange = control_exchange(node, manifest.run_id, control)
+        await exchange.hear(node.introducers)
+        await exchange.start()
+        return control
+
+    async def _await_expulsion(self, node: Node, gate: Gate) -> None:
+        while not (reason := gate.void(node.peer_id)):
+            await asyncio.sleep(node.timing.recheck_s)
+        assert self._steering is not None
+        self._steering.expel(reason)
 
     def _recorder(self, node: Node, directory: Directory, folder: Path) -> tuple[Recorder, Reporter]:
         """What keeps the records of rounds, and what tells them to those who watch."""
@@ -171,7 +202,7 @@ class AgentSession:
         state = OuterState(memory.anchor, memory.buffers, optimizer, fragments, 0, manifest.genesis, plan.rate)
         shared = manifest.data.shared
         shards = shared.shards if shared is not None else ()
-        history = ChainStore(folder / "history" / manifest.run_id[:16], manifest.genesis, shards)
+        history = ChainStore(history_folder(folder, manifest.run_id), manifest.genesis, shards)
         log.info("run %s, %s", manifest.run_id[:16], plan.in_words())
         if plan.recipe.gossips:
             own = LocalStateStore(memory, state, history, context.node.timing)
@@ -189,12 +220,16 @@ class AgentSession:
 
     async def _work(self, node: Node, directory: Directory, rounds: AnyRounds, resumed: Head | None) -> None:
         await rounds.join(resumed)
+        if self._steering is not None:
+            self._steering.begin(rounds.steer)
         watching = node.spawn(self._show_swarm(directory, rounds, node))
         running = asyncio.ensure_future(rounds.run())
         ends: list[asyncio.Future[Any]] = [running, self._stop]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         if running.done():
             running.result()  # a bug ends the agent, and its trainer starts another; an agent without rounds is useless
+            if self._steering is not None:
+                self._steering.ended()
         stop = await self._stop
         rounds.leaving = True
         directory.announce_soon()
@@ -264,7 +299,7 @@ class AgentSession:
         return PeerRecord(
             run_id=self._run_id,
             nickname=self._nickname,
-            state="finished" if ended else "training" if rounds.joined and not node.resting else "joining",
+            state="finished" if ended else rounds.state,
             round=position.round,
             lineage_id=position.lineage_id,
             lineage_weight=position.weight,
@@ -282,6 +317,7 @@ class AgentSession:
             seconds_waiting=progress.seconds_waiting if progress else 0.0,
             leases="" if ended or self._leases is None else self._leases.text,
             work=self._nonce,
+            invitation=node.gate.own if node.gate is not None else "",
             expires_at=directory.expiry(),
         )
 

@@ -19,6 +19,7 @@ from peer.protocol.manifest import MAX_ROUNDS
 from peer.protocol.records import PeerRecord
 from peer.swarm.catchup.newest_checkpoint import NewestCheckpoint
 from peer.swarm.state.chain import ChainStore
+from peer.swarm.state.run_control import RunControl
 
 FIRST_STEP = 16  # links to go back where a donor's chain does not follow this peer's; four times as many each time
 SLACK_LINKS = 256  # rounds that a donor may have made since its record was written
@@ -40,7 +41,7 @@ class ChainRules:
     """Which chains a run allows, and which of two it prefers.
 
     Attributes:
-        total: rounds of the run, if it ends.
+        control: says how many rounds the run has, if it ends; None: it does not.
         opened_at: wall-clock seconds since when the run's manifest has been published.
         round_s: no round of the run takes less on average.
         clock: wall-clock seconds.
@@ -49,7 +50,7 @@ class ChainRules:
     limits: RosterLimits
     rule: ForkRule
     checkpoints: NewestCheckpoint
-    total: int | None = None
+    control: RunControl | None = None
     own_id: str = ""
     opened_at: float = 0.0
     round_s: float = 1.0
@@ -57,15 +58,21 @@ class ChainRules:
 
     @classmethod
     def of(
-        cls, plan: RunPlan, checkpoints: NewestCheckpoint, own_id: str, opened_at: float, round_s: float
-    ) -> ChainRules:
+        cls, plan: RunPlan, checkpoints: NewestCheckpoint, control: RunControl, own_id: str, opened_at: float,
+        round_s: float,
+    ) -> ChainRules:  # fmt: skip
         """The rules of a run."""
         manifest = plan.manifest
         return cls(
             limits=plan.roster_limits,
-            rule=ForkRule.of(manifest.trust), checkpoints=checkpoints, total=manifest.rounds.total, own_id=own_id,
+            rule=ForkRule.of(manifest.trust), checkpoints=checkpoints, control=control, own_id=own_id,
             opened_at=opened_at, round_s=round_s,
         )  # fmt: skip
+
+    @property
+    def total(self) -> int | None:
+        """Rounds of the run, if it ends."""
+        return self.control.rounds_total if self.control is not None else None
 
     def most_rounds(self, known: int) -> int:
         """Rounds that a chain can have by now, if `known` ones are there: no more than the run's, and than its time

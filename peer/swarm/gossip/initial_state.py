@@ -22,6 +22,7 @@ from peer.swarm.catchup.history_client import HistoryClient
 from peer.swarm.gossip.store import LocalStateStore
 from peer.swarm.loop import RunContext, read_directory
 from peer.swarm.net.stream import FrameStream, StreamClosedError
+from peer.swarm.state.run_control import RunControl
 
 log = logging.getLogger(__name__)
 MOST_AHEAD = 16  # rounds by which a donor may be ahead of most records: those lag, and rounds may be short
@@ -33,10 +34,10 @@ STATE_DOMAIN = "gossip-state"
 class InitialState:
     """Gives this peer its first state, and signs its own for others."""
 
-    def __init__(self, context: RunContext, store: LocalStateStore) -> None:
+    def __init__(self, context: RunContext, store: LocalStateStore, control: RunControl) -> None:
         node, run_id = context.node, context.plan.manifest.run_id
         self._node, self._directory, self._run_id, self._store = node, context.directory, run_id, store
-        self._last_round = context.plan.manifest.rounds.total or MAX_ROUNDS
+        self._control = control
         self._organiser, self._rng, self._trainer = context.organiser, context.rng, context.trainer
         self._fetcher = HistoryClient(node, run_id, store.history.folder, RosterLimits())
         self._name = f"atoll/{run_id[:16]}/gossip-state"
@@ -76,7 +77,7 @@ class InitialState:
         for donor in donors:
             try:
                 signed = await self._signed_by(donor)
-                if signed.round > min(usual + MOST_AHEAD, self._last_round):
+                if signed.round > min(usual + MOST_AHEAD, self._control.rounds_total or MAX_ROUNDS):
                     raise ProtocolError(f"it says that it is at round {signed.round}; most are at {usual}")
                 path = await self._fetcher.state_of(donor, self._local_state(), signed)
                 await asyncio.to_thread(check_finite, path)

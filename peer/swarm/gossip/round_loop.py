@@ -51,16 +51,19 @@ class GossipRounds(RoundLoop[LocalStateStore]):
         self._measures = isinstance(recipe.topology, BandwidthMatching)
         measured = self._meter.links if self._measures else None
         self._draw = GroupDraw(recipe.topology, manifest.seed, manifest.run_id, node.peer_id, measured)
-        self._initial_state = InitialState(context, store)
+        self._initial_state = InitialState(context, store, self.control)
         self.patience_s = manifest.rounds.straggler_wait_s + self._node.timing.gossip_answer_s
         self._budget = DeadlineEstimator(manifest.rounds.timeout_s, self._node.timing.min_exchange_s)
         longest_s = 2 * self.patience_s + manifest.rounds.timeout_s
         self._inboxes = GossipInboxes(node, manifest.run_id, self, longest_s)
         self._heard: dict[str, int] = {}
-        self._last_round = manifest.rounds.total or MAX_ROUNDS
         self._fewest = LEAST_TO_JUDGE if recipe.aggregator.robust else 2
         self._called_for = 0
         self._alone_in_row = 0
+
+    @property
+    def _last_round(self) -> int:
+        return self.control.rounds_total or MAX_ROUNDS
 
     # -- what others see ---------------------------------------------------------------------------------------------
 
@@ -118,7 +121,7 @@ class GossipRounds(RoundLoop[LocalStateStore]):
         """Rounds until the run ends or the peer leaves."""
         while not self.leaving and not self.finished:
             self.slot.work.clear()
-            if self._node.resting:
+            if self.halted:
                 await self._rest()
             elif self.slot.due is None:
                 await self.slot.work.wait()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
@@ -60,7 +61,7 @@ class LineageRounds(RoundLoop[StateStore]):
         self.checkpoints = NewestCheckpoint.of(store.history.folder, manifest, context.organiser)
         self._checkpoint_exchange = CheckpointExchange(node, manifest.run_id, self.checkpoints)
         rules = ChainRules.of(
-            plan, self.checkpoints, node.peer_id, context.opened_at,
+            plan, self.checkpoints, self.control, node.peer_id, context.opened_at,
             node.timing.least_round_s(recipe.fewest_steps, manifest.rounds.straggler_wait_s),
         )  # fmt: skip
         self._fork_choice = ForkChoice(node, directory, manifest.run_id, rules, store, self, context.trainer)
@@ -154,8 +155,11 @@ class LineageRounds(RoundLoop[StateStore]):
     async def _go_round(self) -> None:
         while not self.leaving and not self.finished:
             await self._wait_for_work()
-            if self._node.resting:
-                await self._exchange.dissolve(RoundAborted("match", "this peer rests"), tell=True)
+            if self.finished:
+                return
+            if self.halted:
+                why = "the run is paused" if self.control.paused else "this peer rests"
+                await self._exchange.dissolve(RoundAborted("match", why), tell=True)
                 await self._rest()
                 continue
             if self._fork_choice.donors():
@@ -172,7 +176,7 @@ class LineageRounds(RoundLoop[StateStore]):
 
     async def _wait_for_work(self) -> None:
         self.slot.work.clear()
-        while self.slot.due is None and not self._fork_choice.donors() and not self._node.resting:
+        while not (self.slot.due or self._fork_choice.donors() or self.halted or self.finished):
             await self._look_back()
             self._retry.settle()
             try:
@@ -194,9 +198,15 @@ class LineageRounds(RoundLoop[StateStore]):
     async def _after(self, record: RoundRecord) -> None:
         if record.status == "committed":
             self._retry.committed()
+            self._leave_at = self._node.clock() + self._last_round_s()
             self._directory.announce_soon()
         else:
             await self._retry.of(record)
+
+    def _last_round_s(self) -> float:
+        due_in_s = self.slot.due_in_s()
+        longest_s = self._manifest.rounds.straggler_wait_s + self._node.timing.last_round_s
+        return longest_s + (due_in_s if math.isfinite(due_in_s) else 0.0)
 
     def live_peers(self) -> Iterable[str]:
         return self._directory.peers

@@ -13,6 +13,8 @@ from hivemind.utils import MSGPackSerializer
 
 from peer.errors import ProtocolError
 from peer.protocol import hashing
+from peer.protocol.checkpoints import CHECKPOINT_DOMAIN
+from peer.protocol.control import CONTROL_DOMAIN, control_key
 from peer.protocol.records import (
     CLOCK_SKEW_S,
     MANIFEST_KEY,
@@ -40,7 +42,7 @@ class Claims(NamedTuple):
     """What a signed record says of its place and its age.
 
     Attributes:
-        kind: "peer", "manifest", "checkpoint" or "report".
+        kind: "peer", "manifest", "checkpoint", "control" or "report".
         run_id: whose run; empty for a manifest.
         serial: of two records of one signer under one key the higher one is newer.
         expires_at: wall-clock seconds; None where others may repeat the record for as long as they like.
@@ -93,10 +95,10 @@ def _claims_of(key: bytes, owner: str, blob: bytes) -> Claims | None:
     if looks_like_report(blob):
         signer, run_id, serial = report_place(blob)
         return Claims("report", run_id, serial) if signer == owner and key == key_id(reports_key(run_id)) else None
-    signer, payload = open_sealed("checkpoint", blob)
+    kind, place = (CONTROL_DOMAIN, control_key) if b'"announcement":' in blob else (CHECKPOINT_DOMAIN, checkpoints_key)
+    signer, payload = open_sealed(kind, blob)
     run_id, serial = _place_of(payload)
-    fits = signer == owner and key == key_id(checkpoints_key(run_id))
-    return Claims("checkpoint", run_id, serial) if fits else None
+    return Claims(kind, run_id, serial) if signer == owner and key == key_id(place(run_id)) else None
 
 
 def _place_of(payload: bytes) -> tuple[str, int]:

@@ -21,6 +21,7 @@ from peer.protocol.records import (
     peers_key,
     seal,
 )
+from peer.swarm.net.gate import Gate
 from peer.swarm.net.node import Node
 from peer.swarm.runtime.expiring import BoundedMap
 from peer.system.clock import Clock
@@ -41,6 +42,7 @@ class Directory:
     Attributes:
         banned: whose records are not shown.
         work: what the run asks of identities; records without it are not shown.
+        gate: of a run that is for invited peers: records without a valid pass are not shown.
         known: whose records are read first, and shown whatever strangers there are: the peers of committed rounds.
     """
 
@@ -52,6 +54,7 @@ class Directory:
         self.banned: Callable[[str], bool] = lambda _: False
         self.known: Callable[[str], bool] = lambda _: False
         self.work = NO_WORK
+        self.gate: Gate | None = None
         self._serials: BoundedMap[str, int] = BoundedMap(_SERIALS)
         self._serial = int(clock() * _MILLION)
         if node.records is not None:
@@ -61,7 +64,10 @@ class Directory:
     def peers(self) -> dict[str, PeerRecord]:
         """Verified, unexpired records by peer id, without this peer and the banned."""
         now, own_id = self._clock(), self._node.peer_id
-        return {p: r for p, r in self._records.items() if r.expires_at > now and p != own_id and not self.banned(p)}
+        return {
+            p: r for p, r in self._records.items()
+            if r.expires_at > now and p != own_id and not self.banned(p) and not (self.gate and self.gate.void(p))
+        }
 
     @property
     def reachable(self) -> dict[str, PeerRecord]:
@@ -120,6 +126,8 @@ class Directory:
             raise ProtocolError(f"record of {signer} under {owner}, run {record.run_id[:12]}")
         if not self.work.shown(owner, record.work):
             raise ProtocolError(f"record of {owner}, whose identity has not done the run's work")
+        if self.gate is not None:
+            self.gate.admit(owner, record.invitation)
         newest = self._serials.get(owner, 0)
         if record.serial < newest:
             if owner in self._records:

@@ -23,6 +23,7 @@ from peer.protocol.identity import Identity
 from peer.protocol.records import HOST_PATTERN, MAX_HOST_ADDRESSES
 from peer.swarm.net.daemon import NodeConfig, stop_daemon
 from peer.swarm.net.direct import DirectTransport
+from peer.swarm.net.gate import Gate
 from peer.swarm.net.line import Line
 from peer.swarm.net.pipe import ZeroCopyProtocol
 from peer.swarm.net.record_store import RecordStore
@@ -51,6 +52,7 @@ class Node:
         client: this machine accepts no connection; it dials the others.
         traffic: byte counters by purpose ("round", "history", "audit").
         refuses: whose streams are closed unread.
+        gate: of a run that is for invited peers; None: the run is open.
         relayed: a client that others can reach through a relay, as of the last `look_for_relay`.
         clients: those of the others that accept none, as far as the directory has heard.
         announced: where others say that they listen, by peer id.
@@ -71,6 +73,7 @@ class Node:
     announced: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     traffic: dict[str, Traffic] = field(default_factory=dict)
     refuses: Callable[[str], bool] = lambda _: False
+    gate: Gate | None = None
     direct: DirectTransport | None = None
     records: RecordStore | None = None
     line: Line | None = None
@@ -152,6 +155,8 @@ class Node:
             with self._streams.of(remote) as admitted:
                 if not admitted:
                     raise ProtocolError(f"too many open streams: {self._streams.usage(remote)}")
+                if self.gate is not None and self.gate.guards(name):
+                    await self.gate.check(stream, self.timing.first_frame_s)
                 await handler(stream)
                 if stream.spoke:
                     await stream.finish(self.timing.finish_timeout_s)
@@ -184,7 +189,10 @@ class Node:
             pipe = await asyncio.wait_for(self._call(peer_id, name, bulk), timeout_s or self.timing.open_timeout_s)
         except (TimeoutError, P2PDaemonError, OSError, asyncio.IncompleteReadError, ValueError) as error:
             raise StreamClosedError(peer_id, f"cannot be reached: {in_words(error)}") from None
-        return FrameStream(peer_id, pipe, self.traffic.setdefault(purpose, Traffic()), self.line)
+        stream = FrameStream(peer_id, pipe, self.traffic.setdefault(purpose, Traffic()), self.line)
+        if self.gate is not None and self.gate.guards(name):
+            await self.gate.show(stream)
+        return stream
 
     async def _call(self, peer_id: str, name: str, bulk: bool) -> ZeroCopyProtocol:
         while not self.client and peer_id in self.clients and peer_id not in await self.connected():

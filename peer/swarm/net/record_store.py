@@ -19,7 +19,7 @@ from peer.swarm.runtime.expiring import BoundedMap
 from peer.swarm.runtime.malloc import give_back_free_memory
 from peer.system.clock import Clock
 
-MAX_RECORDS = {"peer": 1024, "report": 1024, "manifest": 64, "checkpoint": 64}  # of one key
+MAX_RECORDS = {"peer": 1024, "report": 1024, "manifest": 64, "checkpoint": 64, "control": 64}  # of one key
 MAX_RECORDS_OF_A_PEER = 32
 MAX_FOREIGN_BYTES = 8 << 20  # of records of other runs than this node's
 MAX_ANSWER_BYTES = 256 << 10

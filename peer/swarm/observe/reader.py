@@ -18,6 +18,7 @@ from peer.protocol.manifest import RunManifest
 from peer.protocol.reports import reports_key
 from peer.swarm.net.daemon import NodeConfig
 from peer.swarm.net.directory import Directory, read_records
+from peer.swarm.net.gate import Gate
 from peer.swarm.net.manifests import ManifestSearch
 from peer.swarm.net.node import Node
 from peer.swarm.net.node_start import start_node
@@ -101,9 +102,11 @@ async def visit_run(address: str, identity_path: Path, run_id: str | None = None
         nat_port_map=False, client_mode=True, direct_port=None,
     ))  # fmt: skip
     try:
-        manifest = (await ManifestSearch(node, run_id).run()).manifest
+        found = await ManifestSearch(node, run_id).run()
+        manifest = found.manifest
         directory = Directory(node, manifest.run_id)
         directory.work = IdentityWork(manifest.run_id, manifest.trust.work_bits)
+        directory.gate = Gate(manifest.run_id, found.organiser) if manifest.trust.invited else None
         directory.follow()
         reader = SwarmReader(node, manifest.run_id, directory, SwarmState(RunPlan.of(manifest).recipe.num_fragments))
         node.spawn(reader.run(), essential=True)

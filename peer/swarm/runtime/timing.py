@@ -86,8 +86,9 @@ class Timing:
     least_exchange_s: float = _lasts(0.005, "of the rest of a round, for the same")
     claim_s: float = _lasts(10.0, "for a donor's first links: after that it must send fifty a second")
     abandoned_s: float = _lasts(600.0, "without a round before a chain that few established peers signed will do")
-    checkpoint_answer_s: float = _lasts(5.0, "for the newest checkpoint of another node")
+    checkpoint_answer_s: float = _lasts(5.0, "for the newest checkpoint, or control record, of another node")
     checkpoint_period_s: float = _lasts(5.0, "between two reads of the checkpoints in the DHT")
+    control_period_s: float = _lasts(2.0, "between two reads of the organiser's control record in the DHT")
     busy_period_s: float = _lasts(5.0, "between two words of a donor that it still writes its snapshot")
     writing_s: float = _lasts(120.0, "for a donor to write its snapshot: gigabytes, while its rounds go first")
     lease_s: float = _lasts(600.0, "without a certified part of leased data before another peer may take it over")
@@ -124,6 +125,7 @@ class Timing:
     first_backoff_s: float = _lasts(0.1, "half of the longest pause after a first failed round, doubled each time")
     max_backoff_s: float = _lasts(5.0, "of pause at most, however many rounds have failed in a row")
     unproven_s: float = _lasts(30.0, "without a peer that says this one is behind and shows nothing")
+    last_round_s: float = _lasts(15.0, "beyond its wait for others that a round may take which ends a run")
     unheard_s: float = _lasts(10.0, "that a member which has slept asks what became of its round")
 
     # gossip

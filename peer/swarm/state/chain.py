@@ -18,6 +18,7 @@ from peer.protocol.coverage import Coverage
 from peer.protocol.lineage import Certificate
 from peer.swarm.state.certificate_file import CertificateFile
 from peer.swarm.state.given_up import keep_given_up
+from peer.swarm.state.run_control import CHAIN_NAME
 
 log = logging.getLogger(__name__)
 KEPT_UPDATES = 64
@@ -44,7 +45,7 @@ class ChainStore:
 
     @property
     def chain_path(self) -> Path:
-        return self.folder / "chain.jsonl"
+        return self.folder / CHAIN_NAME
 
     def last_rosters(self, count: int) -> list[tuple[str, ...]]:
         """The members of the last `count` rounds, in order."""

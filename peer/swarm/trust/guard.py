@@ -89,8 +89,11 @@ class Guard:
         await self._evidence_gossip.start()
 
     def banned(self, peer_id: str) -> bool:
-        """Whether this peer is neither served nor listened to."""
-        return peer_id in self.bans
+        """Whether this peer is neither served nor listened to: by evidence, or since its invitation is void."""
+        return peer_id in self.bans or bool(self._uninvited(peer_id))
+
+    def _uninvited(self, peer_id: str) -> str:
+        return self._node.gate.void(peer_id) if self._node.gate is not None else ""
 
     def refuses(self, peer_id: str) -> bool:
         """Whether it gets no seat: it is banned, or broke the protocol or stalled recently."""
@@ -100,7 +103,8 @@ class Guard:
         """Why this peer is in no round with these: one is banned, or stalls, as most members have seen."""
         for peer_id in sorted(members):
             if self.banned(peer_id):
-                return RoundAborted("match", f"{peer_id} is banned{where}", peer_id)
+                why = self._uninvited(peer_id) or "it is banned"
+                return RoundAborted("match", f"{peer_id}: {why}{where}", peer_id)
             if self.stalls.shuns(peer_id):
                 abort = RoundAborted("match", f"{peer_id} stalls{where}", peer_id)
                 return StalledError(abort, Lack("stream", frozenset({peer_id})))

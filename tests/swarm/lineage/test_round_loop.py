@@ -67,6 +67,7 @@ async def test_a_peer_that_rests_ends_its_group_takes_no_part_and_comes_back(mon
     rounds._exchange, rounds._node = SimpleNamespace(dissolve=dissolve), node
     rounds.leaving, rounds.joined = False, True
     rounds._directory = SimpleNamespace(announce_soon=lambda: announced.append(1))
+    rounds.control = SimpleNamespace(paused=False)
     running = asyncio.ensure_future(rounds._go_round())
     await asyncio.sleep(0.05)
     assert (ended, len(announced), rested.is_set()) == ([("this peer rests", True)], 1, False)

@@ -1,0 +1,78 @@
+"""The organiser's hand: signs control records in the state folder, and renews them at the running node."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from peer.errors import ProtocolError, UserError
+from peer.protocol.control import MAX_REVOKED, VALID_S, Control, seal_control
+from peer.protocol.identity import Identity
+from peer.protocol.manifest import RunManifest
+from peer.swarm.state.run_control import RunControl, history_folder
+
+LOOK_S = 1.0
+
+
+class Helm:
+    """Signs what the organiser decides.
+
+    Args:
+        identity: the organiser's.
+        clock: wall-clock seconds.
+    """
+
+    def __init__(
+        self, folder: Path, manifest: RunManifest, identity: Identity, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.manifest, self.identity, self._clock = manifest, identity, clock
+        self.control = RunControl(
+            history_folder(folder, manifest.run_id), manifest.run_id, identity.peer_id, manifest.rounds, clock
+        )
+
+    def decide(self, **changes: Any) -> Control:
+        """Sign and keep a record with these changes to the newest one.
+
+        Raises:
+            UserError: it is not one, or the disk refuses.
+        """
+        self.control.reload()
+        newest, now = self.control.newest, self._clock()
+        before = newest.model_dump() if newest is not None else {"run_id": self.manifest.run_id}
+        serial = max(int(now * 1000), newest.serial + 1 if newest is not None else 1)
+        dated = {"serial": serial, "signed_at": now, "expires_at": now + VALID_S}
+        try:
+            control = Control.model_validate({**before, **changes, **dated})
+            self.control.offer(seal_control(self.identity, control))
+        except ValueError as error:
+            raise UserError(f"that cannot be signed: {str(error).splitlines()[-2].strip()}") from None
+        except ProtocolError as error:
+            raise UserError(str(error), "shorten the announcement") from None
+        if not self.control.kept:
+            raise UserError("the control record cannot be written", "check the disk of the state folder")
+        return control
+
+    def revoke(self, number: int) -> Control:
+        """Make an invitation void.
+
+        Raises:
+            UserError: as many are void as a record holds.
+        """
+        self.control.reload()
+        revoked = set(self.control.newest.revoked if self.control.newest is not None else ()) | {number}
+        if len(revoked) > MAX_REVOKED:
+            raise UserError(f"{MAX_REVOKED} invitations of this run are revoked, the most that there can be",
+                            "open a new run, and invite again those who shall stay")  # fmt: skip
+        return self.decide(revoked=tuple(sorted(revoked)))
+
+    async def watch(self) -> None:
+        """Take up what the organiser signs meanwhile, and renew it long before it expires; until cancelled."""
+        while True:
+            self.control.reload()
+            newest = self.control.newest
+            if newest is not None and newest.expires_at < self._clock() + VALID_S / 2:
+                self.decide()
+            await asyncio.sleep(LOOK_S)

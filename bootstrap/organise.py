@@ -1,0 +1,188 @@
+"""The commands of an organiser beside the running node: they sign in its state folder, and the node publishes that."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from bootstrap.control import Helm
+from bootstrap.doorkeeper import GuestBook
+from bootstrap.manifest_serial import FILE_NAME, Published
+from peer.errors import ProtocolError, UserError
+from peer.protocol.manifest import RunManifest
+from peer.protocol.records import parse_json
+from peer.run.run_file import kept_manifest
+from peer.swarm.net.keys import load_or_create_identity
+from peer.swarm.state.run_control import CHAIN_NAME, history_folder
+
+STATE_DIR = Path("runs/bootstrap")
+LAST_ROUNDS = 2  # that the members make at least until all have heard
+LOOK_S, HEARD_AFTER = 4.0, 2  # rounds are counted for so long; all have heard after as many times that
+
+
+def build_organiser_parser() -> argparse.ArgumentParser:
+    """The command line of the organiser's commands."""
+    parser = argparse.ArgumentParser(prog="atoll-bootstrap", description="Steer a run that this machine has opened.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def add(name: str, text: str, run: Callable[[argparse.Namespace], str]) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        command.add_argument("--state-dir", type=Path, default=STATE_DIR, metavar="DIR",
+                             help=f"folder of the run's bootstrap (default: {STATE_DIR})")  # fmt: skip
+        command.add_argument("--identity-path", type=Path, metavar="FILE", help="private key (default: in that folder)")
+        command.set_defaults(run=run)
+        return command
+
+    add("pause", "stop training and rounds of all peers at the end of their round, without losing anything", _pause)
+    add("resume", "let a paused run, or one that was ended, continue", _resume)
+    add("finish", "end the run: peers make the last rounds, export the model and leave", _finish)
+    extend = add("extend", "change where the run ends", _extend)
+    extend.add_argument("--rounds", type=int, metavar="N", help="rounds of the run")
+    extend.add_argument("--tokens", type=int, metavar="N", help="tokens of all peers together")
+    announce = add("announce", "tell every peer something, once", _announce)
+    announce.add_argument("text", help="one line, at most 400 characters; an empty one takes the last back")
+    invite = add("invite", "print a token that lets one peer into a run of invited peers", _invite)
+    invite.add_argument("name", help="whom it is for")
+    invite.add_argument("--expires", default="30d", metavar="TIME", help="30d, 12h, 90m (default: 30d)")
+    add("revoke", "make an invitation void: its peer is out of the run within a round", _revoke).add_argument("name")
+    add("invited", "list the invitations, and the peers that have used them", _invited)
+    add("state", "print what the run's organiser has decided", _state)
+    return parser
+
+
+def organise(argv: Sequence[str]) -> int:
+    """Run one of the commands; -> exit code.
+
+    Raises:
+        UserError: anything that a person can mend.
+    """
+    arguments = build_organiser_parser().parse_args(argv)
+    print(arguments.run(arguments))
+    return 0
+
+
+def helm_of(arguments: argparse.Namespace) -> Helm:
+    """What signs for the run in the state folder.
+
+    Raises:
+        UserError: no run was opened there.
+    """
+    folder: Path = arguments.state_dir
+    identity_path = arguments.identity_path or folder / "identity.key"
+    hint = "start `atoll-bootstrap MANIFEST` once, or name the folder of its run with --state-dir"
+    try:
+        published = parse_json(Published, (folder / FILE_NAME).read_bytes())
+    except (OSError, ProtocolError):
+        raise UserError(f"{folder} holds no run", hint) from None
+    if not identity_path.exists():
+        raise UserError(f"there is no key {identity_path}", "name the organiser's key with --identity-path")
+    manifest = kept_manifest(history_folder(folder, published.run_id), published.run_id)
+    return Helm(folder, manifest, load_or_create_identity(identity_path))
+
+
+def _pause(arguments: argparse.Namespace) -> str:
+    helm = helm_of(arguments)
+    if helm.control.state == "finished":
+        raise UserError(f"run {helm.manifest.name} has been ended", "`atoll-bootstrap resume` lets it continue")
+    helm.decide(state="paused")
+    return f"run {helm.manifest.name} is paused: peers stop at the end of their round, and keep what they have"
+
+
+def _resume(arguments: argparse.Namespace) -> str:
+    helm = helm_of(arguments)
+    ended = helm.control.state == "finished"
+    helm.decide(state="running", **({"rounds_total": None} if ended else {}))
+    return f"run {helm.manifest.name} continues"
+
+
+def _finish(arguments: argparse.Namespace) -> str:
+    helm = helm_of(arguments)
+    before = _rounds(arguments.state_dir, helm.manifest)
+    if before and helm.control.state == "running":
+        time.sleep(LOOK_S)  # so that all peers hear of the last round before it, and end with the same model
+    made = _rounds(arguments.state_dir, helm.manifest)
+    last = made + LAST_ROUNDS + HEARD_AFTER * (made - before)
+    total = helm.control.rounds_total
+    helm.decide(state="finished", rounds_total=min(last, total or last) if made else None)
+    return f"run {helm.manifest.name} ends: peers make their last rounds, export the model and leave"
+
+
+def _rounds(folder: Path, manifest: RunManifest) -> int:
+    """Rounds that the node has followed: its chain has a line for each."""
+    try:
+        with (history_folder(folder, manifest.run_id) / CHAIN_NAME).open("rb") as chain:
+            return sum(1 for _ in chain)
+    except FileNotFoundError:
+        return 0
+
+
+def _extend(arguments: argparse.Namespace) -> str:
+    helm = helm_of(arguments)
+    changes = {"rounds_total": arguments.rounds, "tokens_total": arguments.tokens}
+    changes = {name: value for name, value in changes.items() if value is not None}
+    if not changes:
+        raise UserError("extend needs --rounds or --tokens", "for example --rounds 2000")
+    made = _rounds(arguments.state_dir, helm.manifest)
+    if arguments.rounds is not None and arguments.rounds <= made:
+        raise UserError(f"--rounds {arguments.rounds}: the run has made {made} rounds",
+                        "give more, or end it with `atoll-bootstrap finish`")  # fmt: skip
+    helm.decide(**changes)
+    ends = [f"{helm.control.rounds_total:,} rounds"] if helm.control.rounds_total else []
+    ends += [f"{helm.control.tokens_total:,} tokens"] if helm.control.tokens_total else []
+    return f"run {helm.manifest.name} ends with {' or '.join(ends)}, whichever comes first"
+
+
+def _announce(arguments: argparse.Namespace) -> str:
+    helm_of(arguments).decide(announcement=arguments.text)
+    return "every peer shows it once" if arguments.text else "the announcement is taken back"
+
+
+def _invite(arguments: argparse.Namespace) -> str:
+    helm, guests = _guests(arguments)
+    if not helm.manifest.trust.invited:
+        raise UserError(f"run {helm.manifest.name} is open: peers join it without an invitation",
+                        "a run with `trust: {invited: true}` in its manifest is for invited peers")  # fmt: skip
+    return guests.invite(arguments.name, _seconds(arguments.expires))
+
+
+def _revoke(arguments: argparse.Namespace) -> str:
+    helm, guests = _guests(arguments)
+    helm.revoke(guests.number_of(arguments.name))
+    return f"the invitation of {arguments.name} is void: its peer is out of the run within a round"
+
+
+def _invited(arguments: argparse.Namespace) -> str:
+    helm, guests = _guests(arguments)
+    bound, now, lines = guests.bound(), time.time(), []
+    for number, one in enumerate(guests.invitations, 1):
+        until = time.strftime("%Y-%m-%d %H:%M", time.localtime(one.expires_at))
+        state = "revoked" if helm.control.revokes(number) else f"{'until' if one.expires_at > now else 'ended'} {until}"
+        lines.append(f"{number:4}  {one.name:24}  {state:22}  {bound.get(number, 'not used yet')}")
+    return "\n".join(lines) or "nobody is invited so far"
+
+
+def _guests(arguments: argparse.Namespace) -> tuple[Helm, GuestBook]:
+    helm = helm_of(arguments)
+    folder = history_folder(arguments.state_dir, helm.manifest.run_id)
+    return helm, GuestBook(folder, helm.manifest.run_id, helm.identity)
+
+
+def _seconds(text: str) -> float:
+    found = re.fullmatch(r"([1-9][0-9]{0,4})([dhm])", text)
+    if found is None:
+        raise UserError(f"--expires {text} is not a time", "give days, hours or minutes, such as 30d, 12h or 90m")
+    return int(found[1]) * {"d": 86400.0, "h": 3600.0, "m": 60.0}[found[2]]
+
+
+def _state(arguments: argparse.Namespace) -> str:
+    helm = helm_of(arguments)
+    control, total = helm.control, helm.control.rounds_total
+    lines = [f"run           {helm.manifest.name}  ({helm.manifest.run_id[:16]})", f"state         {control.state}"]
+    lines += [f"ends          {total:,} rounds"] if total else []
+    lines += [f"ends          {control.tokens_total:,} tokens"] if control.tokens_total else []
+    newest = control.newest
+    lines += [f"announcement  {newest.announcement}"] if newest is not None and newest.announcement else []
+    return "\n".join(lines)

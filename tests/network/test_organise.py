@@ -1,0 +1,114 @@
+"""The organiser's hand on real peers: pause, resume, extend, announce, finish, while the bootstrap runs."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bootstrap.organise import organise
+from peer.telemetry.metrics import read_metrics
+from tests.network.harness import TestSwarm
+from tests.network.processes import PAUSE, JoinedPeer, until
+
+MakeSwarm = Callable[..., TestSwarm]
+
+
+def command(folder: Path, *words: str) -> str:
+    """What one of the organiser's commands prints."""
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        assert organise([words[0], "--state-dir", str(folder), *words[1:]]) == 0
+    return said.getvalue()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_a_run_is_paused_joined_resumed_extended_and_ended(make_swarm: MakeSwarm, tmp_path: Path) -> None:
+    bootstrap = make_swarm(steps=5, wait=2.0, total=100_000).bootstrap()
+    peers = [JoinedPeer(tmp_path / name, bootstrap.address) for name in ("one", "two")]
+    try:
+        for peer in peers:
+            peer.wait_for(lambda peer=peer: peer.round >= 2)
+        command(bootstrap.folder, "announce", "a pause at noon")
+        assert "is paused" in command(bootstrap.folder, "pause")
+        for peer in peers:
+            peer.wait_for(lambda peer=peer: any("has paused the run" in line for line in peer.said("warning")))
+            assert sum("the organiser says: a pause at noon" in line for line in peer.said("warning")) == 1
+        late = JoinedPeer(tmp_path / "late", bootstrap.address)
+        peers.append(late)
+        late.wait_for(lambda: any("has paused the run" in line for line in late.said("info")))
+        late.wait_for(lambda: any("training from round" in line for line in late.said("info")))
+        stood = [(peer.step, peer.round) for peer in peers]
+        PAUSE.wait(2.0)  # in which dozens of steps would be made
+        assert [(peer.step, peer.round) for peer in peers] == stood
+        assert "continues" in command(bootstrap.folder, "resume")
+        for peer, (step, round) in zip(peers, stood, strict=True):
+            peer.wait_for(lambda peer=peer, step=step, round=round: peer.step > step and peer.round >= round + 2)
+        assert "20,000 rounds" in command(bootstrap.folder, "extend", "--rounds", "20000")
+        command(bootstrap.folder, "finish")
+        for peer in peers:
+            until(lambda peer=peer: peer.process.poll() is not None, 100.0, peer.log_text)
+            assert peer.process.returncode == 0, peer.log_text()
+            (end,) = [event for event in read_metrics(peer.folder / "metrics.jsonl") if event["event"] == "end"]
+            assert end["reason"] in ("the run is complete", "the organiser has ended the run")
+            assert (peer.folder / "export" / "model.safetensors").exists()
+        assert len({peer.round for peer in peers}) == 1
+    finally:
+        for peer in peers:
+            peer.close()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_a_run_of_invited_peers_lets_no_other_in_and_puts_a_revoked_one_out(
+    make_swarm: MakeSwarm, tmp_path: Path
+) -> None:
+    swarm = make_swarm(steps=5, wait=2.0)
+    swarm.manifest_text = swarm.manifest_text.replace("identity_work: 0", "invited: true")
+    bootstrap = swarm.bootstrap()
+    tokens = {name: command(bootstrap.folder, "invite", name).strip() for name in ("one", "two", "three", "late")}
+    (tmp_path / "token").write_text(tokens["two"] + "\n")
+    given = {"one": tokens["one"], "two": f"@{tmp_path / 'token'}", "three": tokens["three"]}
+    peers = [JoinedPeer(tmp_path / n, bootstrap.address, "--invitation", token) for n, token in given.items()]
+    one, two, three = peers
+    try:
+        for peer in peers:
+            peer.wait_for(lambda peer=peer: any(len(event["members"]) == 3 for event in peer.committed))
+        command(bootstrap.folder, "revoke", "three")
+        command(bootstrap.folder, "revoke", "late")
+        refused = {
+            "stranger": ((), "this run is for invited peers: you gave no invitation"),
+            "thief": (("--invitation", tokens["one"]), "is used by another key"),
+            "late": (("--invitation", tokens["late"]), "the invitation of late is revoked"),
+            "damaged": (("--invitation", tokens["one"][:-9]), "the invitation is damaged"),
+        }
+        outside = {n: JoinedPeer(tmp_path / n, bootstrap.address, *flags) for n, (flags, _) in refused.items()}
+        peers += outside.values()
+        until(lambda: three.process.poll() is not None, 60.0, three.log_text)
+        assert three.process.returncode == 2
+        assert any("invitation 3 is revoked" in line for line in three.said("error"))
+        last, three_id = three.committed[-1]["round"], three.events("start")[0]["peer_id"]
+        for peer in (one, two):
+            peer.wait_for(lambda peer=peer: peer.round >= last + 5)
+            with_three = [event["round"] for event in peer.committed if three_id in event["members"]]
+            assert max(with_three) <= last + 1
+        for name, (_, reason) in refused.items():
+            until(lambda name=name: outside[name].process.poll() is not None, 60.0, outside[name].log_text)
+            assert outside[name].process.returncode == 2
+            assert reason in (tmp_path / name / "console.log").read_text()
+            assert outside[name].step == 0
+        two.signal(signal.SIGINT)
+        assert two.process.wait(60) == 0
+        bootstrap.close()  # who has entered once needs it no more
+        said = " ".join(line for line in one.said("info") if "others can join" in line)
+        (address,) = {word for word in said.split() if "/p2p/" in word}
+        left_at = two.round
+        peers.append(again := JoinedPeer(tmp_path / "two", address))
+        again.wait_for(lambda: again.round > left_at)
+    finally:
+        for peer in peers:
+            peer.close()

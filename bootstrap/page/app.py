@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.types import Message as Part
 
 from bootstrap.page.board import Board
-from bootstrap.page.openapi import API, MAX_POINTS, MAX_ROUNDS, STATUSES, openapi_document
+from bootstrap.page.openapi import API, MAX_CREDIT, MAX_POINTS, MAX_ROUNDS, STATUSES, openapi_document
 from bootstrap.page.prometheus import render_metrics
 from peer.printable import printable
 
@@ -139,6 +139,7 @@ class Page:
             Route("/api/v1/now", self._json(lambda _: self._board.now())),
             Route("/api/v1/peers", self._json(lambda _: self._board.peers())),
             Route("/api/v1/rounds", self._json(self._rounds)),
+            Route("/api/v1/credit", self._json(self._credit)),
             Route("/api/v1/curve", self._json(self._curve)),
             Route("/api/v1/updates", self._updates),
             Route("/openapi.json", self._json(lambda _: openapi_document())),
@@ -186,6 +187,11 @@ class Page:
         limit = _number(request, "limit", 50, 1, MAX_ROUNDS)
         assert limit is not None
         return self._board.rounds(limit, before, status)
+
+    def _credit(self, request: Request) -> list[dict[str, Any]]:
+        limit = _number(request, "limit", 50, 1, MAX_CREDIT)
+        assert limit is not None
+        return self._board.credit(limit)
 
     def _curve(self, request: Request) -> dict[str, list[Any]]:
         points = _number(request, "points", MAX_POINTS, 2, MAX_POINTS)

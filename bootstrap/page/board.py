@@ -210,6 +210,17 @@ class Board:
     def peers(self) -> list[dict[str, Any]]:
         return list(self._peers.values())
 
+    def credit(self, limit: int) -> list[dict[str, Any]]:
+        """Who has contributed most in certified rounds, whether it is there now or not."""
+        if self._chain is None:
+            return []
+        fragments, names = self.card.plan.recipe.num_fragments, self.history.names()
+        return [
+            {"peer_id": peer_id, "nickname": names.get(peer_id, peer_id[-8:]), "tokens": tokens // fragments,
+             "rounds": self._chain.seen[peer_id]}
+            for peer_id, tokens in self._chain.tokens.most_common(limit)
+        ]  # fmt: skip
+
     def samples(self) -> list[dict[str, Any]]:
         """Texts that models of the run have written, of a few peers."""
         told = {view.sample: view for view in self._views if view.sample and view.state != "gone"}
@@ -235,7 +246,7 @@ class Board:
 
     def _states(self) -> dict[str, int]:
         states = [view.state for view in self._views]
-        return {state: states.count(state) for state in ("training", "joining", "finished", "gone")}
+        return {state: states.count(state) for state in ("training", "joining", "paused", "finished", "gone")}
 
     def _tip(self) -> str:
         return "" if self._chain is None else self._chain.lineage_id(len(self._chain.chain))

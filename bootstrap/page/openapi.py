@@ -6,6 +6,7 @@ from typing import Any
 
 MAX_POINTS = 1500
 MAX_ROUNDS = 200
+MAX_CREDIT = 1000
 STATUSES = ("committed", "aborted", "caught_up", "banned")
 
 
@@ -34,7 +35,8 @@ SCHEMAS: dict[str, Any] = {
         bytes_received=_COUNT, served={"type": "object", "additionalProperties": _list(_COUNT)},
     ),
     "Peer": _object(
-        peer_id=_TEXT, nickname=_TEXT, state={"enum": ["joining", "training", "finished", "gone"]}, device=_TEXT,
+        peer_id=_TEXT, nickname=_TEXT,
+        state={"enum": ["joining", "training", "paused", "finished", "gone"]}, device=_TEXT,
         reached={"enum": ["open", "relay", "no"]}, round=_COUNT, step=_COUNT, tokens=_COUNT, tokens_per_s=_NUMBER,
         loss=_MAYBE, validation=_MAYBE, utilisation=_MAYBE, mfu=_MAYBE, group_size=_COUNT, bytes_sent=_COUNT,
         bytes_received=_COUNT, seconds_waiting=_NUMBER, since=_MAYBE, heard=_NUMBER, rounds=_COUNT,
@@ -55,6 +57,7 @@ SCHEMAS: dict[str, Any] = {
         trust=_TEXT, recipe={"type": "object"}, goal=_object(rounds=_MAYBE, tokens=_MAYBE),
         manifest={"type": "object"},
     ),
+    "Credit": _object(peer_id=_TEXT, nickname=_TEXT, tokens=_COUNT, rounds=_COUNT),
     "Sample": _object(peer=_TEXT, round=_COUNT, text=_TEXT),
     "State": _object(
         version=_COUNT, run={"$ref": "#/components/schemas/Run"}, now={"$ref": "#/components/schemas/Now"},
@@ -92,6 +95,11 @@ API: dict[str, dict[str, Any]] = {
             _integer("since", 0, 2**53, "unix seconds: only what is newer"),
         ],
         "answer": _answer(_ref("Curve")),
+    },
+    "/api/v1/credit": {
+        "summary": "Who has contributed most, by the certified chain",
+        "parameters": [_integer("limit", 1, MAX_CREDIT, "how many; 50 if left out")],
+        "answer": _answer(_list(_ref("Credit"))),
     },
     "/api/v1/state": {"summary": "All of it but the curves", "answer": _answer(_ref("State"))},
     "/api/v1/updates": {

@@ -13,7 +13,7 @@ const FIGURES = [
 ];
 
 function others(states) {
-  const named = [["joining", "joining"], ["finished", "finished"], ["gone", "gone"]].filter(([state]) => states[state]);
+  const named = [["joining", "joining"], ["paused", "paused"], ["finished", "finished"], ["gone", "gone"]].filter(([state]) => states[state]);
   return named.length ? named.map(([state, word]) => `${states[state]} ${word}`).join(", ") : "training";
 }
 

@@ -3,6 +3,7 @@
 import { Charts } from "/charts.js";
 import { Feed, get } from "/feed.js";
 import { Figures } from "/figures.js";
+import { CREDIT_MS, showCredit } from "/credit.js";
 import { setText } from "/format.js";
 import { Peers } from "/peers.js";
 import { Rounds } from "/rounds.js";
@@ -55,4 +56,7 @@ document.getElementById("theme").addEventListener("click", () => {
   charts.rebuild();
 });
 setUpCopy();
+const refreshCredit = () => get("/api/v1/credit?limit=50").then(showCredit, () => {});
+refreshCredit();
+setInterval(refreshCredit, CREDIT_MS);
 feed.start();

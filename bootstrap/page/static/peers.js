@@ -4,7 +4,7 @@ import { ago, bytes, clock, count, el, loss, percent, setText } from "/format.js
 
 const PAGE = 50;
 const REACHED = { open: "yes", relay: "through a relay", no: "dials out" };
-const STATES = ["training", "joining", "finished", "gone"];
+const STATES = ["training", "joining", "paused", "finished", "gone"];
 const COLUMNS = [
   ["nickname", "Peer", (row) => row.nickname, null],
   ["state", "State", (row) => STATES.indexOf(row.state), (row) => row.state],

@@ -29,6 +29,19 @@ async def test_rounds_and_tokens_are_those_of_the_chain_whatever_peers_claim(tmp
     )
 
 
+async def test_credit_follows_from_the_chain_and_outlasts_those_who_left(tmp_path):
+    watching = Watching(tmp_path, rounds=4)
+    watching.run.identities.pop()
+    watching.run.commit(2)
+    watching.join()
+    board = await watching.look()
+    credit = board.credit(50)
+    assert [(row["tokens"], row["rounds"]) for row in credit] == [(6 * TOKENS, 6), (6 * TOKENS, 6), (4 * TOKENS, 4)]
+    assert credit[2]["peer_id"] == watching.members[2]
+    assert {row["nickname"] for row in credit} == {"alpha", "bravo", "charlie"}
+    assert len(board.credit(1)) == 1
+
+
 async def test_the_history_is_rebuilt_from_the_chain_where_no_peer_tells(tmp_path):
     watching = Watching(tmp_path, rounds=6)
     watching.join()

@@ -16,7 +16,7 @@ from peer.system.private_files import make_files_private
 from peer.telemetry.process_log import StderrLog
 
 COMMANDS = (  # of `bootstrap.organise`
-    "pause", "resume", "finish", "extend", "announce", "invite", "revoke", "invited", "state",
+    "pause", "resume", "finish", "extend", "announce", "invite", "revoke", "invited", "state", "init",
 )  # fmt: skip
 DESCRIPTION = """\
 Start a run: build the initial model of MANIFEST, listen under a persistent identity, publish the signed manifest in
@@ -24,11 +24,12 @@ the DHT, and print the command to join it. The bootstrap never trains. If it goe
 restart it with the same --identity-path and they reconnect.
 
 The organiser steers a run, while its node runs or before it starts again, with one of these in place of MANIFEST:
-pause, resume, finish, extend, announce, invite, revoke, invited, state (each with --help)."""
+pause, resume, finish, extend, announce, invite, revoke, invited, state (each with --help); init writes a MANIFEST."""
 
 EPILOG = """\
 examples:
   atoll-bootstrap configs/runs/quickstart.yaml --http 127.0.0.1:8080
+  atoll-bootstrap small.yaml large.yaml     # peers choose: atoll join ADDRESS --run NAME
   atoll-bootstrap run.yaml --from runs/peer/export
   atoll-bootstrap announce "the run pauses at noon"
   atoll-bootstrap pause
@@ -45,7 +46,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--version", action="version", version=f"atoll {version('atoll')}")
-    add("manifest", type=Path, metavar="MANIFEST", help="YAML file that describes the run")
+    add("manifests", type=Path, nargs="+", metavar="MANIFEST", help="YAML file that describes a run; several: one node")
     add("--from", type=Path, dest="base", metavar="DIR",
         help="continue an exported model: its weights and config in place of the manifest's model")  # fmt: skip
     add(
@@ -60,9 +61,12 @@ def build_parser() -> argparse.ArgumentParser:
     state_dir = Path("runs/bootstrap")
     add("--state-dir", type=Path, default=state_dir, metavar="DIR", help=f"identity and genesis (default: {state_dir})")
     add("--identity-path", type=Path, metavar="FILE", help="private key (default: identity.key in the state folder)")
+    add("--archive", type=Path, metavar="DIR",
+        help="keep the newest state there and serve it: a run outlives its peers")  # fmt: skip
     add("--new-run", action="store_true", help="leave the run in the state folder for a new one")
     add("--no-nat-port-map", action="store_true", help="do not ask the router to forward the port (UPnP)")
-    add("--http", metavar="HOST:PORT", help="serve a page about the run there, read-only, such as 127.0.0.1:8080")
+    add("--http", metavar="HOST:PORT",
+        help="serve a page about the run there, such as 127.0.0.1:8080; further runs: next ports")  # fmt: skip
     add("--json", action="store_true", help="print the address and then every status as one JSON object a line")
     return parser
 

@@ -21,16 +21,21 @@ class Helm:
     """Signs what the organiser decides.
 
     Args:
+        folder: of the run, at its organiser's node.
         identity: the organiser's.
         clock: wall-clock seconds.
+
+    Attributes:
+        folder: of the run's history.
     """
 
     def __init__(
         self, folder: Path, manifest: RunManifest, identity: Identity, clock: Callable[[], float] = time.time
     ) -> None:
         self.manifest, self.identity, self._clock = manifest, identity, clock
+        self.folder = history_folder(folder, manifest.run_id)
         self.control = RunControl(
-            history_folder(folder, manifest.run_id), manifest.run_id, identity.peer_id, manifest.rounds, clock
+            self.folder, manifest.run_id, identity.peer_id, manifest.rounds, clock
         )
 
     def decide(self, **changes: Any) -> Control:

@@ -53,6 +53,8 @@ class Figures(Spec):
         manifest: what it was built from, without a genesis.
         digest: of the state.
         fragments: elements of each.
+        shapes: of the parameters, in the order of the flat vector.
+        hidden: places of the matrices inside transformer blocks.
         chunks: digests of its chunks.
         commits: what the branches that it names on the hub were then, by section.
         tokenizer: what other machines learn about it.
@@ -64,6 +66,8 @@ class Figures(Spec):
     manifest: RunManifest
     digest: Digest
     fragments: tuple[Annotated[int, Field(ge=1)], ...]
+    shapes: tuple[tuple[Annotated[int, Field(ge=0)], ...], ...] = ()
+    hidden: tuple[Annotated[int, Field(ge=0)], ...] = ()
     num_buffers: Annotated[int, Field(ge=0)]
     chunks: tuple[Digest, ...]
     commits: dict[Annotated[str, Field(pattern=r"^[a-z0-9.]{1,32}$")], Commit] = Field(default_factory=dict)
@@ -79,6 +83,8 @@ class Genesis:
 
     manifest: RunManifest
     snapshot: SnapshotFile
+    shapes: tuple[tuple[int, ...], ...] = ()
+    hidden: tuple[int, ...] = ()
 
 
 class GenesisBuild:
@@ -191,7 +197,7 @@ class GenesisBuild:
             "genesis": figures.digest, "tokenizer": figures.tokenizer,
             "recipe": _with_fragments(self._manifest.recipe, len(figures.fragments)),
         }  # fmt: skip
-        return Genesis(pinned.model_copy(update=changes), snapshot)
+        return Genesis(pinned.model_copy(update=changes), snapshot, figures.shapes, figures.hidden)
 
     def _read_figures(self) -> Figures | None:
         try:

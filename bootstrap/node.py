@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bootstrap.archive import Archive, open_archive
 from bootstrap.control import Helm
 from bootstrap.doorkeeper import GuestBook
 from bootstrap.follower import ChainFollower
@@ -27,12 +29,14 @@ from peer.swarm.catchup.record_exchange import control_exchange
 from peer.swarm.net.daemon import NodeConfig
 from peer.swarm.net.directory import Directory
 from peer.swarm.net.gate import Gate
-from peer.swarm.net.manifests import publish_manifest
+from peer.swarm.net.identity_work import solved
+from peer.swarm.net.manifests import publish_manifests
 from peer.swarm.net.node import Node
 from peer.swarm.net.node_start import start_node
 from peer.swarm.state.chain import ChainStore
 from peer.swarm.state.run_control import RunControl, history_folder
 from peer.swarm.state.snapshot_cache import OneSnapshot
+from peer.swarm.state.store import StateStore
 from peer.tokenizer_files import TokenizerFiles
 
 log = logging.getLogger(__name__)
@@ -59,36 +63,57 @@ class Bootstrap:
         return self.node.maddrs
 
 
-async def start_bootstrap(config: NodeConfig, genesis: Genesis, state_dir: Path, rng: random.Random) -> Bootstrap:
-    """Start the node, publish the manifest, serve the genesis state.
+async def start_bootstraps(
+    config: NodeConfig, opened: Sequence[tuple[Genesis, Path]], rng: random.Random, archive: Path | None = None
+) -> list[Bootstrap]:
+    """Start the node, publish the manifests, serve the genesis states.
+
+    Args:
+        opened: each run, and the folder of its own.
+        archive: folder in which this node keeps the runs' states, as a donor; None: it keeps none.
 
     Raises:
         UserError: see `start_node`; also a manifest that does not fit a DHT record.
     """
     node = await start_node(config)
+    manifests = []
+    for genesis, folder in opened:
+        manifest = genesis.manifest
+        try:
+            blob = seal_manifest(node.identity, manifest, manifest_serial(folder, manifest.run_id))
+        except ProtocolError as error:
+            raise UserError(f"run {manifest.name}: {error}", "shorten the manifest's model config") from None
+        manifests.append(open_manifest(blob))
+    await publish_manifests(node, {sealed.owner: sealed.blob for sealed in manifests}, rng)
+    return [
+        await _open_run(node, genesis, folder, sealed, archive)
+        for (genesis, folder), sealed in zip(opened, manifests, strict=True)
+    ]
+
+
+async def _open_run(
+    node: Node, genesis: Genesis, folder: Path, published: SealedManifest, archive: Path | None
+) -> Bootstrap:
     manifest = genesis.manifest
-    try:
-        sealed = seal_manifest(node.identity, manifest, manifest_serial(state_dir, manifest.run_id))
-    except ProtocolError as error:
-        raise UserError(str(error), "shorten the manifest's model config") from None
-    await publish_manifest(node, sealed, node.peer_id, rng)
     assert manifest.genesis is not None
-    history = ChainStore(history_folder(state_dir, manifest.run_id), manifest.genesis)
+    history = ChainStore(history_folder(folder, manifest.run_id), manifest.genesis)
     keep_manifest(history.folder, manifest)
-    control = await _steer(node, state_dir, manifest)
-    if manifest.trust.invited:
-        node.gate = Gate(manifest.run_id, node.peer_id, control.revokes)
-        await GuestBook(history.folder, manifest.run_id, node.identity).serve(node, control)
-    files = TokenizerFiles(state_dir, manifest.tokenizer.files)
-    await HistoryServer(node, manifest.run_id, history, OneSnapshot(genesis.snapshot), files=files).start()
+    control = await _steer(node, folder, manifest)
     directory = Directory(node, manifest.run_id)
+    if manifest.trust.invited:
+        directory.gate = Gate(manifest.run_id, node.peer_id, control.revokes)
+        node.gates = (*node.gates, directory.gate)
+        await GuestBook(history.folder, manifest.run_id, node.identity).serve(node, control)
+    files = TokenizerFiles(folder, manifest.tokenizer.files)
     directory.known = lambda peer_id: history.seen[peer_id] > 0 or peer_id == node.peer_id
     directory.work = IdentityWork(manifest.run_id, manifest.trust.work_bits)
-    directory.gate = node.gate
     directory.follow()
     plan = RunPlan.of(manifest)
-    if not plan.recipe.gossips:
-        await _follow(node, directory, open_manifest(sealed), plan, history, control)
+    rules = None if plan.recipe.gossips else await _follow(node, directory, published, plan, history, control)
+    if archive is not None:
+        await _keep(open_archive(archive / manifest.run_id[:16], genesis, node), node, directory, rules, files)
+    else:
+        await HistoryServer(node, manifest.run_id, history, OneSnapshot(genesis.snapshot), files=files).start()
     return Bootstrap(node, genesis, directory, plan, history, control)
 
 
@@ -103,7 +128,7 @@ async def _steer(node: Node, state_dir: Path, manifest: RunManifest) -> RunContr
 async def _follow(
     node: Node, directory: Directory, published: SealedManifest, plan: RunPlan, history: ChainStore,
     control: RunControl,
-) -> None:  # fmt: skip
+) -> ChainRules:  # fmt: skip
     """Follow the run's chain from where this node left it, and sign checkpoints where the manifest lets it."""
     history.load_all()
     manifest = published.manifest
@@ -117,3 +142,16 @@ async def _follow(
     scout = ChainScout(DonorRequests(node, run_id), run_id, rules, history)
     follower = ChainFollower(node, directory, history, scout, checkpoints, lambda: control.rounds_total)
     node.spawn(follower.run(), essential=True)
+    return rules
+
+
+async def _keep(
+    store: StateStore, node: Node, directory: Directory, rules: ChainRules | None, files: TokenizerFiles
+) -> None:
+    """Keep a run's state, and serve it as a donor."""
+    assert rules is not None  # no archive opens for gossip
+    run_id, priority = directory.work.run_id, store.snapshot_cache.priority
+    archive = Archive(node, directory, run_id, store, rules)
+    await HistoryServer(node, run_id, store.history, store.snapshot_cache, priority, files=files).start()
+    archive.announce(await solved(directory.work, node.peer_id, node.config.identity_path, log.info))
+    node.spawn(archive.run(), essential=True)

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from bootstrap.control import Helm
 from bootstrap.doorkeeper import GuestBook
+from bootstrap.folders import find_run
+from bootstrap.init import add_init_flags, init
 from bootstrap.manifest_serial import FILE_NAME, Published
 from peer.errors import ProtocolError, UserError
-from peer.protocol.manifest import RunManifest
 from peer.protocol.records import parse_json
 from peer.run.run_file import kept_manifest
 from peer.swarm.net.keys import load_or_create_identity
@@ -32,6 +33,8 @@ def build_organiser_parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
         command.add_argument("--state-dir", type=Path, default=STATE_DIR, metavar="DIR",
                              help=f"folder of the run's bootstrap (default: {STATE_DIR})")  # fmt: skip
+        command.add_argument("--run", dest="name_of_run", metavar="NAME",
+                             help="which one, where the folder holds several")  # fmt: skip
         command.add_argument("--identity-path", type=Path, metavar="FILE", help="private key (default: in that folder)")
         command.set_defaults(run=run)
         return command
@@ -49,6 +52,9 @@ def build_organiser_parser() -> argparse.ArgumentParser:
     invite.add_argument("--expires", default="30d", metavar="TIME", help="30d, 12h, 90m (default: 30d)")
     add("revoke", "make an invitation void: its peer is out of the run within a round", _revoke).add_argument("name")
     add("invited", "list the invitations, and the peers that have used them", _invited)
+    opening = commands.add_parser("init", help="write a commented manifest, from a few questions or from flags")
+    add_init_flags(opening)
+    opening.set_defaults(run=init)
     add("state", "print what the run's organiser has decided", _state)
     return parser
 
@@ -70,13 +76,13 @@ def helm_of(arguments: argparse.Namespace) -> Helm:
     Raises:
         UserError: no run was opened there.
     """
-    folder: Path = arguments.state_dir
-    identity_path = arguments.identity_path or folder / "identity.key"
-    hint = "start `atoll-bootstrap MANIFEST` once, or name the folder of its run with --state-dir"
+    folder = find_run(arguments.state_dir, arguments.name_of_run)
+    identity_path = arguments.identity_path or arguments.state_dir / "identity.key"
     try:
         published = parse_json(Published, (folder / FILE_NAME).read_bytes())
-    except (OSError, ProtocolError):
-        raise UserError(f"{folder} holds no run", hint) from None
+    except (OSError, ProtocolError) as error:
+        hint = "start `atoll-bootstrap` there again"
+        raise UserError(f"{folder / FILE_NAME} cannot be read: {error}", hint) from None
     if not identity_path.exists():
         raise UserError(f"there is no key {identity_path}", "name the organiser's key with --identity-path")
     manifest = kept_manifest(history_folder(folder, published.run_id), published.run_id)
@@ -100,20 +106,20 @@ def _resume(arguments: argparse.Namespace) -> str:
 
 def _finish(arguments: argparse.Namespace) -> str:
     helm = helm_of(arguments)
-    before = _rounds(arguments.state_dir, helm.manifest)
+    before = _rounds(helm)
     if before and helm.control.state == "running":
         time.sleep(LOOK_S)  # so that all peers hear of the last round before it, and end with the same model
-    made = _rounds(arguments.state_dir, helm.manifest)
+    made = _rounds(helm)
     last = made + LAST_ROUNDS + HEARD_AFTER * (made - before)
     total = helm.control.rounds_total
     helm.decide(state="finished", rounds_total=min(last, total or last) if made else None)
     return f"run {helm.manifest.name} ends: peers make their last rounds, export the model and leave"
 
 
-def _rounds(folder: Path, manifest: RunManifest) -> int:
+def _rounds(helm: Helm) -> int:
     """Rounds that the node has followed: its chain has a line for each."""
     try:
-        with (history_folder(folder, manifest.run_id) / CHAIN_NAME).open("rb") as chain:
+        with (helm.folder / CHAIN_NAME).open("rb") as chain:
             return sum(1 for _ in chain)
     except FileNotFoundError:
         return 0
@@ -125,7 +131,7 @@ def _extend(arguments: argparse.Namespace) -> str:
     changes = {name: value for name, value in changes.items() if value is not None}
     if not changes:
         raise UserError("extend needs --rounds or --tokens", "for example --rounds 2000")
-    made = _rounds(arguments.state_dir, helm.manifest)
+    made = _rounds(helm)
     if arguments.rounds is not None and arguments.rounds <= made:
         raise UserError(f"--rounds {arguments.rounds}: the run has made {made} rounds",
                         "give more, or end it with `atoll-bootstrap finish`")  # fmt: skip
@@ -166,8 +172,7 @@ def _invited(arguments: argparse.Namespace) -> str:
 
 def _guests(arguments: argparse.Namespace) -> tuple[Helm, GuestBook]:
     helm = helm_of(arguments)
-    folder = history_folder(arguments.state_dir, helm.manifest.run_id)
-    return helm, GuestBook(folder, helm.manifest.run_id, helm.identity)
+    return helm, GuestBook(helm.folder, helm.manifest.run_id, helm.identity)
 
 
 def _seconds(text: str) -> float:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import uvloop
 
+from bootstrap.folders import MAX_RUNS, run_folder
 from bootstrap.genesis import GenesisBuild
 from bootstrap.page.listening import listen, parse_place, url_of
 from peer.base_folder import read_organisers
@@ -61,11 +62,13 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         UserError: anything that a person can mend.
     """
-    manifest = _check_arguments(arguments)
+    manifests = _check_arguments(arguments)
     check_shared_memory()
     open_socket_folder()
     check_output_dir(arguments.state_dir, "state_dir")
-    listener = listen(parse_place(arguments.http)) if arguments.http else None
+    if arguments.archive is not None:
+        check_output_dir(arguments.archive, "archive")
+    listeners = _listen(arguments.http, len(manifests))
     identity_path = arguments.identity_path or arguments.state_dir / "identity.key"
     children_die_with_us()
     with (
@@ -76,29 +79,50 @@ def run(arguments: argparse.Namespace) -> int:
         logging.getLogger().addHandler(log_file(arguments.state_dir / LOG_NAME))
         check_identity(identity_path)
         check_host_ports(arguments.host_maddrs)
-        return runner.run(_serve(arguments, manifest, identity_path, listener))
+        return runner.run(_serve(arguments, manifests, identity_path, listeners))
 
 
-def _check_arguments(arguments: argparse.Namespace) -> RunManifest:
-    manifest = read_organisers(arguments.manifest, arguments.base)
+def _check_arguments(arguments: argparse.Namespace) -> list[RunManifest]:
+    manifests = [read_organisers(path, arguments.base) for path in arguments.manifests]
+    names = [manifest.name for manifest in manifests]
+    if len(names) > MAX_RUNS:
+        raise UserError(f"{len(names)} manifests; one node serves {MAX_RUNS} runs at most", "start another node")
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise UserError(f"two manifests have the name {twice}", "peers choose a run by its name: change one")
+    if len(names) > 1 and arguments.base is not None:
+        raise UserError("--from goes with one manifest", "name the folder as `pretrained: ./DIR` in a manifest")
     for address in (*arguments.host_maddrs, *arguments.announce_maddrs):
         parse_host_address(address)
     for address in arguments.initial_peers:
         parse_peer_address(address)
-    return manifest
+    return manifests
+
+
+def _listen(place: str | None, runs: int) -> list[socket.socket]:
+    """A listening socket for the page of each run, at ports that follow each other."""
+    if place is None:
+        return []
+    host, port = parse_place(place)
+    return [listen((host, port + number if port else 0)) for number in range(runs)]
 
 
 async def _serve(
-    arguments: argparse.Namespace, manifest: RunManifest, identity_path: Path, listener: socket.socket | None
-) -> int:
+    arguments: argparse.Namespace, manifests: Sequence[RunManifest], identity_path: Path,
+    listeners: Sequence[socket.socket],
+) -> int:  # fmt: skip
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     loop.set_exception_handler(hush_foreign_noise)
     if arguments.initial_peers:
         await asyncio.to_thread(check_reachable, [parse_peer_address(address) for address in arguments.initial_peers])
-    building = GenesisBuild(
-        manifest, arguments.manifest, arguments.state_dir, base=arguments.base, new_run=arguments.new_run
-    )
-    await building.start()
+    building = []
+    for path, manifest in zip(arguments.manifests, manifests, strict=True):
+        folder = run_folder(arguments.state_dir, manifest.name, alone=len(manifests) == 1)
+        folder.mkdir(exist_ok=True)
+        build = GenesisBuild(manifest, path, folder, base=arguments.base, new_run=arguments.new_run)
+        building.append((build, folder))
+    for build, _ in building:
+        await build.start()
     with starting():  # torch and hivemind take seconds to import; the checks before need neither
         import bootstrap.node  # noqa: F401
     for number in ending_signals():  # until here a signal has ended this process at once
@@ -109,14 +133,16 @@ async def _serve(
     if stop.is_set():
         await _give_up(opening)
         return 0
-    return await _serve_until(stop, opening.result(), arguments.json, listener)
+    return await _serve_until(stop, opening.result(), arguments.json, listeners)
 
 
-async def _open(arguments: argparse.Namespace, building: GenesisBuild, identity_path: Path) -> Bootstrap:
-    from bootstrap.node import start_bootstrap
+async def _open(
+    arguments: argparse.Namespace, building: Sequence[tuple[GenesisBuild, Path]], identity_path: Path
+) -> list[Bootstrap]:
+    from bootstrap.node import start_bootstraps
     from peer.swarm.net.daemon import NodeConfig
 
-    genesis = await building.finish()
+    opened = [(await build.finish(), folder) for build, folder in building]
     config = NodeConfig(
         identity_path=identity_path,
         host_maddrs=tuple(arguments.host_maddrs),
@@ -124,41 +150,46 @@ async def _open(arguments: argparse.Namespace, building: GenesisBuild, identity_
         initial_peers=tuple(arguments.initial_peers),
         nat_port_map=not arguments.no_nat_port_map,
     )
-    return await start_bootstrap(config, genesis, arguments.state_dir, random.Random())
+    return await start_bootstraps(config, opened, random.Random(), arguments.archive)
 
 
-async def _give_up(opening: asyncio.Task[Bootstrap]) -> None:
+async def _give_up(opening: asyncio.Task[list[Bootstrap]]) -> None:
     """Cancel the start of the node; what it had started has ended when this returns."""
     opening.cancel()
     with contextlib.suppress(asyncio.CancelledError, UserError):
-        bootstrap = await opening
-        await asyncio.wait({asyncio.ensure_future(bootstrap.node.close())}, timeout=CLOSE_TIMEOUT_S)
+        node = (await opening)[0].node
+        await asyncio.wait({asyncio.ensure_future(node.close())}, timeout=CLOSE_TIMEOUT_S)
 
 
 async def _serve_until(
-    stop: asyncio.Event, bootstrap: Bootstrap, as_json: bool, listener: socket.socket | None
+    stop: asyncio.Event, bootstraps: Sequence[Bootstrap], as_json: bool, listeners: Sequence[socket.socket]
 ) -> int:
-    """Print the address, then the swarm's changes, until the node is stopped or broken; -> exit code."""
-    closed = asyncio.ensure_future(bootstrap.node.closed())
+    """Print the address, then the swarms' changes, until the node is stopped or broken; -> exit code."""
+    node = bootstraps[0].node
+    closed = asyncio.ensure_future(node.closed())
     closed.add_done_callback(lambda _: stop.set())
-    page: PageServer | None = None
+    pages: list[PageServer] = []
     try:
-        if listener is not None:
+        for bootstrap, listener in zip(bootstraps, listeners, strict=False):
             from bootstrap.page.open import open_page
 
-            page = open_page(bootstrap, listener)
-        _print_address(bootstrap, as_json, url_of(listener) if listener is not None else None)
-        await _report_until(stop, bootstrap, as_json)
+            pages.append(open_page(bootstrap, listener))
+        urls = {place: url_of(listener) for place, listener in enumerate(listeners)}
+        for place, bootstrap in enumerate(bootstraps):
+            _print_address(bootstrap, as_json, urls.get(place), alone=len(bootstraps) == 1)
+        if not as_json:
+            say("Ctrl-C ends this node; members continue to train.")
+        await asyncio.gather(*(_report_until(stop, one, as_json, len(bootstraps) == 1) for one in bootstraps))
         if closed.done():
             log.error("this node ends: %s", closed.result())
         return int(closed.done())
     finally:
         closed.cancel()
-        ending = [bootstrap.node.close(), *([page.close()] if page is not None else [])]
+        ending = [node.close(), *(page.close() for page in pages)]
         await asyncio.wait(map(asyncio.ensure_future, ending), timeout=CLOSE_TIMEOUT_S)
 
 
-def _print_address(bootstrap: Bootstrap, as_json: bool, url: str | None) -> None:
+def _print_address(bootstrap: Bootstrap, as_json: bool, url: str | None, alone: bool) -> None:
     manifest, addresses = bootstrap.manifest, bootstrap.addresses
     if as_json:
         start = {"run": manifest.name, "run_id": manifest.run_id, "addresses": addresses}
@@ -167,22 +198,23 @@ def _print_address(bootstrap: Bootstrap, as_json: bool, url: str | None) -> None
     lines = [
         f"run      {manifest.name}  ({manifest.run_id[:16]}, genesis {str(manifest.genesis)[:16]})",
         f"trust    {bootstrap.plan.in_words()}",
-        *join_lines(addresses, bootstrap.node.config.announce_maddrs),
+        *join_lines(addresses, bootstrap.node.config.announce_maddrs, None if alone else manifest.name),
         *([f"page     {url}"] if url else []),
-        "Ctrl-C ends this node; members continue to train.",
     ]
     say("\n".join(lines))
 
 
-def join_lines(addresses: Sequence[str], announced: Sequence[str]) -> list[str]:
+def join_lines(addresses: Sequence[str], announced: Sequence[str], run: str | None = None) -> list[str]:
     """The command with which others join, for each address, and who is reached where that is not everyone.
 
     Args:
         addresses: at least one, the widest reach first.
         announced: those that the organiser has named.
+        run: to be named, where the node has several.
     """
     first, *others = addresses
-    lines = [f"join     atoll join {first}", *(f"  or       atoll join {address}" for address in others)]
+    named = f" --run {run}" if run is not None else ""
+    lines = [f"join     atoll join {first}{named}", *(f"  or       atoll join {other}{named}" for other in others)]
     reach = reach_of(first)
     return lines if announced or reach is Reach.PUBLIC else [*lines, f"reaches  {REACHES[reach]}"]
 
@@ -196,9 +228,9 @@ def say(text: str) -> None:
         log.warning("standard output is closed; this node continues, and ends on Ctrl-C or SIGTERM")
 
 
-async def _report_until(stop: asyncio.Event, bootstrap: Bootstrap, as_json: bool) -> None:
+async def _report_until(stop: asyncio.Event, bootstrap: Bootstrap, as_json: bool, alone: bool) -> None:
     """One status line whenever the swarm changes, at most every ten seconds."""
-    shown, rounds = "", 0
+    shown, rounds, name = "", 0, bootstrap.manifest.name
     while not stop.is_set():
         peers = bootstrap.directory.peers
         rounds = max((record.round for record in peers.values()), default=rounds)
@@ -206,9 +238,9 @@ async def _report_until(stop: asyncio.Event, bootstrap: Bootstrap, as_json: bool
         status = f"{len(peers)} peers, round {rounds}"
         if as_json:
             figures = {"peers": len(peers), "round": rounds, "tokens_per_s": speed}
-            say(json.dumps({"event": "status", **figures}))
+            say(json.dumps({"event": "status", **({} if alone else {"run": name}), **figures}))
         elif status != shown:
-            say(f"{status}, {speed:.0f} tokens/s")
+            say(f"{'' if alone else name + ': '}{status}, {speed:.0f} tokens/s")
             shown = status
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(stop.wait(), STATUS_PERIOD_S)

@@ -39,6 +39,7 @@ def build_parser() -> argparse.ArgumentParser:
     from peer.run.coverage import add_coverage_command
     from peer.run.doctor import add_doctor_command
     from peer.run.receipts import add_receipts_command
+    from peer.run.runs import add_runs_command
     from peer.run.tokenizer_command import add_tokenizer_command
     from peer.run.watch import add_watch_command
     from peer.settings import add_setting_flags
@@ -73,6 +74,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_rounds_command(commands)
     add_history_command(commands)
     add_receipts_command(commands)
+    add_runs_command(commands)
     add_tokenizer_command(commands)
     add_coverage_command(add_data_command(commands))
     add_sim_commands(commands)

@@ -42,22 +42,23 @@ def build_initial_model(manifest: RunManifest, tokenizer: Tokenizer) -> PreTrain
     return model
 
 
-def _state_of_file(plan: RunPlan, path: Path) -> OuterState:
+def _state_of_file(plan: RunPlan, path: Path) -> tuple[OuterState, FlatLayout]:
     if plan.recipe.num_fragments > 1:
         raise UserError(
             f"recipe {plan.manifest.recipe.name} synchronises fragments of transformer blocks; a script's model has no "
             "blocks that are known", "choose a recipe that synchronises the whole model, such as diloco",
         )  # fmt: skip
-    return _state_of(plan, layout_of_file(path), read_weights(path))
+    layout = layout_of_file(path)
+    return _state_of(plan, layout, read_weights(path)), layout
 
 
-def _genesis_state(plan: RunPlan, model: PreTrainedModel) -> OuterState:
-    """The outer state at round 0: the model's parameters as the anchor, zero buffers."""
+def _genesis_state(plan: RunPlan, model: PreTrainedModel) -> tuple[OuterState, FlatLayout]:
+    """The outer state at round 0, and its layout: the model's parameters as the anchor, zero buffers."""
     plan = replace(plan, recipe=plan.recipe.fitted(count_blocks(FlatLayout.of(model).names)))
     layout = FlatLayout.of(model, plan.recipe.cut)
     anchor = torch.empty(layout.numel)
     layout.copy_to_flat(model, anchor)
-    return _state_of(plan, layout, anchor)
+    return _state_of(plan, layout, anchor), layout
 
 
 def _state_of(plan: RunPlan, layout: FlatLayout, anchor: torch.Tensor) -> OuterState:
@@ -67,15 +68,21 @@ def _state_of(plan: RunPlan, layout: FlatLayout, anchor: torch.Tensor) -> OuterS
 
 
 def checked_genesis(manifest: RunManifest, tokenizer: Tokenizer) -> tuple[OuterState, str | None]:
-    """The state of round 0, and the digest of the base that an adapter stands on, after checks that every joining peer
-    would fail as well.
+    """The state of round 0, and the digest of the base that an adapter stands on; see `built_genesis`."""
+    state, base, _ = built_genesis(manifest, tokenizer)
+    return state, base
+
+
+def built_genesis(manifest: RunManifest, tokenizer: Tokenizer) -> tuple[OuterState, str | None, FlatLayout]:
+    """The same, and the layout of the parameters, after checks that every joining peer would fail as well.
 
     Raises:
         UserError: the model cannot be built, does not fit this machine's memory, or could not be trained.
     """
     plan = RunPlan.of(manifest)
     if manifest.model.weights is not None:
-        return _state_of_file(plan, Path(manifest.model.weights)), None
+        state, layout = _state_of_file(plan, Path(manifest.model.weights))
+        return state, None, layout
     size, num_buffers = measure_model(manifest.model, tokenizer.vocab_size), plan.recipe.optimizer.num_buffers
     # The model, the anchor and the buffers, fp32 each.
     check_memory(size.parameters, 4 * (size.parameters + (1 + num_buffers) * size.trained), torch.device("cpu"))
@@ -85,7 +92,8 @@ def checked_genesis(manifest: RunManifest, tokenizer: Tokenizer) -> tuple[OuterS
         tokenizer.eos_id if manifest.data.document_mask else None,
     )  # fmt: skip
     base = base_digest(model) if manifest.model.adapter is not None else None
-    return _genesis_state(plan, model), base
+    state, layout = _genesis_state(plan, model)
+    return state, base, layout
 
 
 def main() -> None:
@@ -104,7 +112,7 @@ def main() -> None:
         tokenizer = load_tokenizer(manifest.tokenizer)
         own = folder_of(manifest.model)
         written = as_architecture(manifest.model, tokenizer.vocab_size) if own is not None else None
-        state, base = checked_genesis(manifest, tokenizer)
+        state, base, layout = built_genesis(manifest, tokenizer)
         shared = _shared_data(manifest, tokenizer)
         _write_state(arguments.out, state)
     except UserError as error:
@@ -114,7 +122,8 @@ def main() -> None:
     commits = {section: revision for section, _, revision in on_hub(manifest)}
     figures = {
         "digest": state.digest(), "num_buffers": len(state.buffers), "chunks": digests,
-        "fragments": state.fragments.sizes, "commits": commits, "base": base,
+        "fragments": state.fragments.sizes, "shapes": layout.shapes, "hidden": layout.hidden,
+        "commits": commits, "base": base,
         "model": None if written is None else written.model_dump(mode="json"),
         "tokenizer": published_spec(manifest.tokenizer, tokenizer).model_dump(mode="json"),
         "shared": None if shared is None else shared.model_dump(mode="json"),

@@ -140,6 +140,11 @@ class PeerSettings(BaseModel):
     eval_tasks_every_rounds: Count = Field(100, ge=1, description="rounds between these scores")
     eval_tasks_limit: Count = Field(100, ge=1, le=1_000_000, description="documents of a task used each time")
     eval_task_folder: UserPath | None = Field(None, description="folder of tasks of your own (YAML)")
+    drain_s: float = Field(
+        0.0, ge=0.0, le=3600.0, description="seconds after a stop signal in which a round that is near is still made")
+    spot_notice: str | None = Field(
+        None, pattern=r"^(aws|gcp|azure|/.{1,1000})$",
+        description="leave in order when the cloud takes this machine: aws, gcp, azure, or a file that appears then")
     logging_steps: Count = Field(10, ge=1, description="steps between log lines")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="lowest level that is logged")
     report_to: Trackers = Field(
@@ -149,6 +154,7 @@ class PeerSettings(BaseModel):
     project: str = Field("atoll", min_length=1, max_length=128, description="project there; peers of a run are a group")
     report: UserPath | None = Field(None, description="JSON file for the final figures")
     json_lines: bool = Field(False, alias="json", description="print log lines as JSON instead of the live table")
+    run: Name | None = Field(None, description="name of the run to join, where an address has several; unset: any")
     run_id: Digest | None = Field(None, description="join only this run; unset: any")
     invitation: str | None = Field(
         None, max_length=2048, description="token for a run of invited peers, or @FILE that holds it; once is enough")
@@ -220,15 +226,20 @@ def add_setting_flags(parser: argparse.ArgumentParser) -> None:
     for name, field in known_settings().items():
         options = _argparse_options(name, field)
         help_text = f"{field.description} (default {_default_text(field)}; {env_name(name)})".replace("%", "%%")
-        group.add_argument(flag_name(name), dest=name, default=None, help=help_text, **options)
+        group.add_argument(flag_name(name), dest=_place(name), default=None, help=help_text, **options)
         if "_" in name:
-            group.add_argument(f"--{name}", dest=name, default=None, help=argparse.SUPPRESS, **options)
+            group.add_argument(f"--{name}", dest=_place(name), default=None, help=argparse.SUPPRESS, **options)
 
 
 def setting_overrides(namespace: argparse.Namespace) -> dict[str, Any]:
     """The settings that were given as flags."""
     given = vars(namespace)
-    return {name: given[name] for name in known_settings() if given.get(name) is not None}
+    return {name: given[_place(name)] for name in known_settings() if given.get(_place(name)) is not None}
+
+
+def _place(name: str) -> str:
+    """The attribute of parsed arguments: `run` is what a command does."""
+    return "run_called" if name == "run" else name
 
 
 def flag_name(setting: str) -> str:

@@ -35,6 +35,7 @@ class Start(Spec):
     nickname: Name | None
     directory: str
     run_id: str | None = None
+    run: Name | None = None
     nat_port_map: bool = True
     client_mode: bool | None = None
     direct_port: int | None = 0

@@ -185,6 +185,16 @@ class SwarmSync:
         return self._tally.seconds_of(max(0, self._steps_left))
 
     @property
+    def round_in_s(self) -> float:
+        """Seconds until this peer contributes, 0 while it waits for a round that it has contributed to; infinite where
+        that is unknown.
+        """
+        if self._ledger.outstanding is not None:
+            return 0.0
+        due_in_s = self._due_in_s
+        return math.inf if due_in_s is None else due_in_s
+
+    @property
     def _steps_left(self) -> int:
         """Of the next contribution. Work that is divided by speed begins with the merge, at one time for all."""
         if self._allotted is not None:

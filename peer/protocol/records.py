@@ -136,12 +136,17 @@ def dump_json(message: Spec) -> bytes:
 
 
 class SealedManifest(NamedTuple):
-    """A manifest as its organiser published it; of one organiser the highest serial is the current one."""
+    """A manifest as its organiser published it; of one organiser and one name the highest serial is the current one."""
 
     organiser: str
     manifest: RunManifest
     serial: int
     blob: bytes
+
+    @property
+    def owner(self) -> str:
+        """The subkey under which it lies in the DHT: an organiser may have several runs, by their names."""
+        return f"{self.organiser}/{self.manifest.name}"
 
     @property
     def opened_at(self) -> float:
@@ -164,6 +169,12 @@ def seal_manifest(identity: Identity, manifest: RunManifest, serial: int) -> byt
 def open_manifest(blob: bytes) -> SealedManifest:
     """Signed record bytes -> manifest. Raises ProtocolError, or UserError for an incompatible version."""
     organiser, payload = open_sealed("manifest", blob)
+    manifest = _strict_manifest(unpacked_manifest(payload), f"the manifest of {organiser}")
+    return SealedManifest(organiser, manifest, int.from_bytes(payload[:SERIAL_BYTES], "big"), blob)
+
+
+def unpacked_manifest(payload: bytes) -> bytes:
+    """The text of a signed manifest, at most MAX_MANIFEST_BYTES. Raises ProtocolError."""
     unpacker = zlib.decompressobj()
     try:
         text = unpacker.decompress(payload[SERIAL_BYTES:], MAX_MANIFEST_BYTES)
@@ -171,8 +182,7 @@ def open_manifest(blob: bytes) -> SealedManifest:
         raise ProtocolError(f"manifest does not unpack: {error}") from None
     if not unpacker.eof:
         raise ProtocolError(f"manifest unpacks to more than {MAX_MANIFEST_BYTES} bytes")
-    manifest = _strict_manifest(text, f"the manifest of {organiser}")
-    return SealedManifest(organiser, manifest, int.from_bytes(payload[:SERIAL_BYTES], "big"), blob)
+    return text
 
 
 def _strict_manifest(text: bytes, origin: str) -> RunManifest:

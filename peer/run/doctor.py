@@ -130,7 +130,7 @@ async def _examine_swarm(
             return None, [Finding(check=check, level="fail", text=error.what, advice=error.hint)]
         try:
             try:
-                sealed = await ManifestSearch(node, settings.run_id).run()
+                sealed = await ManifestSearch(node, settings.run_id, settings.run).run()
             except UserError as error:
                 run = Finding(check="run", level="fail", text=error.what, advice=error.hint)
                 return None, [run, *await examine(node)]

@@ -20,6 +20,7 @@ from peer.protocol.invitation import ASK
 from peer.run.assemble import Peer, assemble, plan_of
 from peer.run.device_checks import device_finding, log_finding
 from peer.run.devices import FurtherRanks, NoFurther, start_ranks
+from peer.run.drain import Drain
 from peer.run.figures import SAMPLE_PROMPT
 from peer.run.final_report import export, export_at_once, report_of, write_report
 from peer.run.hooks import PeerHooks
@@ -32,6 +33,7 @@ from peer.run.tasks import check_installed
 from peer.settings import PeerSettings, token_of
 from peer.system.exit_signals import ending_signals
 from peer.system.finding import Finding
+from peer.system.spot_notice import SpotNotice
 from peer.telemetry.console import LiveSwarm, setup_logging
 from peer.telemetry.course import Course
 from peer.telemetry.metrics import MetricsFile
@@ -137,6 +139,7 @@ def start_message(settings: PeerSettings, addresses: Sequence[PeerAddress], iden
         nickname=settings.nickname,
         directory=str(settings.output_dir),
         run_id=settings.run_id,
+        run=settings.run,
         nat_port_map=settings.nat_port_map,
         client_mode=settings.client_mode,
         direct_port=settings.direct_port if settings.direct else None,
@@ -151,11 +154,15 @@ def _run(
     ranks: FurtherRanks,
 ) -> int:  # fmt: skip
     receive, (console, guard) = _Late(), shown
+    notice = SpotNotice(settings.spot_notice) if settings.spot_notice is not None else None
+    drain = Drain(lambda: stop.requested, settings.drain_s, notice)
     try:
-        peer, anchor = _arrive(settings, start, agent, receive, lambda: stop.requested, ranks)
+        peer, anchor = _arrive(settings, start, agent, receive, drain.leaves, ranks)
     except AgentGoneError as gone:
         raise UserError(f"the agent process ended unexpectedly: {gone}", f"its log is {agent.log_path}") from None
-    manifest, published = peer.manifest, peer.published
+    manifest, published, drain.sync = peer.manifest, peer.published, peer.sync
+    if notice is not None:
+        notice.start()
     with guard.writing("the run's manifest"):
         keep_manifest(checkpoint_folder(settings.output_dir, manifest.run_id), manifest)
     labels = RunLabels(
@@ -171,7 +178,7 @@ def _run(
     own_id, as_table = published.peer_id, False if settings.json_lines else None
     course = Course(manifest.rounds.total, manifest.rounds.tokens_total)
     with LiveSwarm(console, title=title, own_id=own_id, live=as_table, guard=guard, course=course) as table:
-        hooks = PeerHooks(peer, metrics, table, lambda: stop.requested, guard)
+        hooks = PeerHooks(peer, metrics, table, drain.leaves, guard)
         receive.target = hooks.on_message
         stop.draining = True
         if settings.eval_every_rounds:

@@ -39,6 +39,7 @@ def add_watch_command(commands: argparse._SubParsersAction[argparse.ArgumentPars
     )  # fmt: skip
     add = parser.add_argument
     add("address", metavar="MULTIADDR", help="address of the bootstrap, or of any peer")
+    add("--run", dest="run_called", metavar="NAME", help="watch the run of this name, where the address has several")
     add("--run-id", metavar="ID", help="watch only this run; unset: any")
     add("--once", action="store_true", help="show the run once, as soon as its peers are known, and exit")
     add("--json", action="store_true", help="print JSON, one object a line: the newest figures, all peers, new events")
@@ -72,7 +73,7 @@ async def _follow(arguments: argparse.Namespace, address: PeerAddress, identity:
     from peer.swarm.observe.reader import visit_run
 
     assert isinstance(console, Console)
-    async with visit_run(str(address), identity, arguments.run_id) as visit:
+    async with visit_run(str(address), identity, arguments.run_id, arguments.run_called) as visit:
         closed = asyncio.ensure_future(visit.node.closed())
         view, changed = WatchView(visit.manifest, visit.reader.state), asyncio.Event()
         visit.reader.changed = changed.set

@@ -23,8 +23,8 @@ from peer.use.script_ranks import Agreement, Call, FollowingRank, Progress, rank
 
 SETTINGS = frozenset((
     "nickname", "identity_path", "host_maddrs", "announce_maddrs", "nat_port_map", "client_mode", "direct",
-    "direct_port", "run_id", "max_rounds", "max_upload_mbit", "max_download_mbit", "monthly_traffic_gb", "save_steps",
-    "save_total_limit", "resume_from_checkpoint",
+    "direct_port", "invitation", "run", "run_id", "max_rounds", "max_upload_mbit", "max_download_mbit",
+    "monthly_traffic_gb", "save_steps", "save_total_limit", "resume_from_checkpoint",
 ))  # fmt: skip
 
 

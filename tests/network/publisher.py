@@ -16,7 +16,7 @@ from pathlib import Path
 from peer.protocol.manifest import RunManifest, parse_manifest
 from peer.protocol.records import seal_manifest
 from peer.swarm.net.daemon import NodeConfig
-from peer.swarm.net.manifests import publish_manifest
+from peer.swarm.net.manifests import publish_manifests
 from peer.swarm.net.node_start import start_node
 from peer.system.death_signal import children_die_with_us, die_with_parent
 
@@ -44,7 +44,7 @@ async def publish(folder: Path, manifest: RunManifest) -> None:
         nodes.append(node)
         if published is not None:
             sealed = seal_manifest(node.identity, published, 1)
-            await publish_manifest(node, sealed, node.peer_id, random.Random(0))
+            await publish_manifests(node, {node.peer_id: sealed}, random.Random(0))
         addresses[name] = node.maddrs[0]
     print(json.dumps(addresses), flush=True)
     await asyncio.wait([asyncio.ensure_future(node.closed()) for node in nodes])

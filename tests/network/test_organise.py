@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +13,10 @@ import pytest
 
 from bootstrap.organise import organise
 from peer.telemetry.metrics import read_metrics
+from tests.chain_files import read_chain
+from tests.network.bootstraps import BootstrapProcess
 from tests.network.harness import TestSwarm
-from tests.network.processes import PAUSE, JoinedPeer, until
+from tests.network.processes import PAUSE, JoinedPeer, run, until
 
 MakeSwarm = Callable[..., TestSwarm]
 
@@ -60,6 +63,47 @@ def test_a_run_is_paused_joined_resumed_extended_and_ended(make_swarm: MakeSwarm
     finally:
         for peer in peers:
             peer.close()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_two_runs_at_one_bootstrap_do_not_mix(make_swarm: MakeSwarm, tmp_path: Path) -> None:
+    text = make_swarm(steps=5, wait=2.0).manifest_text
+    small, large = (text.replace("name: test", f"name: {name}").replace("seed: 3", f"seed: {seed}")
+                    for name, seed in (("small", 3), ("large", 4)))  # fmt: skip
+    bootstrap = BootstrapProcess(tmp_path / "bootstrap", small, more=[large])
+    peers = {(run, name): JoinedPeer(tmp_path / f"{run}-{name}", bootstrap.address, "--run", run)
+             for run in ("small", "large") for name in ("one", "two")}  # fmt: skip
+    try:
+        for peer in peers.values():
+            peer.wait_for(lambda peer=peer: any(len(event["members"]) == 2 for event in peer.committed))
+        code, said = run("peer.cli", ["runs", bootstrap.address, "--json"])
+        assert code == 0, said
+        rows = {row["run"]: row for row in map(json.loads, said.splitlines())}
+        assert {name: (row["peers"], row["entry"]) for name, row in rows.items()} == {
+            "small": (2, "open"), "large": (2, "open"),
+        }  # fmt: skip
+        assert rows["small"]["run_id"] != rows["large"]["run_id"]
+        code, said = run("peer.cli", ["join", bootstrap.address, "--output-dir", str(tmp_path / "any")])
+        assert code == 2
+        assert "the swarm holds 2 runs; say which one" in said
+        assert "--run large" in said
+        assert "is paused" in command(bootstrap.folder, "pause", "--run", "small")
+        for (name, _), peer in peers.items():
+            ids = {other.events("start")[0]["peer_id"] for (of, _), other in peers.items() if of == name}
+            assert {member for event in peer.committed for member in event["members"]} == ids
+            assert peer.events("start")[0]["run_id"] == rows[name]["run_id"]
+            if name == "small":
+                peer.wait_for(lambda peer=peer: any("has paused the run" in line for line in peer.said("warning")))
+        for (name, _), peer in peers.items():
+            if name == "large":
+                before = peer.round
+                peer.wait_for(lambda peer=peer, before=before: peer.round >= before + 3)
+                assert not peer.said("warning") or "paused" not in " ".join(peer.said("warning"))
+    finally:
+        for peer in peers.values():
+            peer.close()
+        bootstrap.close()
 
 
 @pytest.mark.long
@@ -112,3 +156,36 @@ def test_a_run_of_invited_peers_lets_no_other_in_and_puts_a_revoked_one_out(
     finally:
         for peer in peers:
             peer.close()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_a_run_whose_peers_all_leave_goes_on_from_the_archive(make_swarm: MakeSwarm, tmp_path: Path) -> None:
+    text, flags = make_swarm(steps=5, wait=2.0).manifest_text, ["--archive", str(tmp_path / "archive")]
+    bootstrap = BootstrapProcess(tmp_path / "bootstrap", text, flags=flags)
+    peers = [JoinedPeer(tmp_path / name, bootstrap.address, "--report", str(tmp_path / f"{name}.json"))
+             for name in ("one", "two")]  # fmt: skip
+    try:
+        for peer in peers:
+            peer.wait_for(lambda peer=peer: peer.round >= 4)
+        command(bootstrap.folder, "finish")
+        for peer in peers:
+            assert peer.process.wait(60) == 0, peer.log_text()
+        ends = [json.loads((tmp_path / f"{name}.json").read_text()) for name in ("one", "two")]
+        assert ends[0]["state_digest"] == ends[1]["state_digest"]
+        last, chain = max(peer.round for peer in peers), next((tmp_path / "archive").glob("*/chain.jsonl"))
+        until(lambda: len(read_chain(chain)) >= last, 30.0, chain.read_text)
+        bootstrap.kill()  # a day later, with nothing but its folders
+        bootstrap = BootstrapProcess(tmp_path / "bootstrap", text, port=bootstrap.port, flags=flags)
+        command(bootstrap.folder, "resume")
+        peers += [JoinedPeer(tmp_path / name, bootstrap.address) for name in ("three", "four")]
+        for peer in peers[2:]:
+            peer.wait_for(lambda peer=peer: peer.round >= last + 2)
+            assert any(f"training from round {last}" in line for line in peer.said("info"))
+        link = read_chain(next((tmp_path / "three" / "history").glob("*/chain.jsonl")))[last].link
+        assert (link.round, link.state_digest) == (last, ends[0]["state_digest"])
+        assert chain.stat().st_size > 0
+    finally:
+        for peer in peers:
+            peer.close()
+        bootstrap.close()

@@ -57,7 +57,7 @@ from peer.swarm.net.entering import enter
 from peer.swarm.net.gate import Gate
 from peer.swarm.net.identity_work import solved
 from peer.swarm.net.line import Line
-from peer.swarm.net.manifests import ManifestSearch, publish_manifest
+from peer.swarm.net.manifests import ManifestSearch, publish_manifests
 from peer.swarm.net.node import Node
 from peer.swarm.net.node_start import start_node
 from peer.swarm.net.probe import tell_warnings
@@ -102,15 +102,20 @@ class AgentSession:
                 node.line.close()
 
     async def _serve(self, node: Node, start: Start) -> int:
-        found = await ManifestSearch(node, start.run_id).run()
+        found = await ManifestSearch(node, start.run_id, start.run).run()
         organiser, manifest = found.organiser, found.manifest
         if manifest.genesis is None:
             raise UserError(
                 f"the manifest of {organiser} names no genesis state", "it was not published by atoll-bootstrap"
             )
-        await publish_manifest(node, found.blob, organiser, self._rng)
+        await publish_manifests(node, {found.owner: found.blob}, self._rng)
         self._run_id = manifest.run_id
         self._nickname = start.nickname or default_nickname(socket.gethostname(), node.peer_id)
+        control = await self._follow_control(node, manifest, folder := Path(start.directory), organiser)
+        if manifest.trust.invited:
+            gate = Gate(manifest.run_id, organiser, control.revokes)
+            node.gates, own_folder = (gate,), history_folder(folder, manifest.run_id)
+            await enter(node, gate, manifest.run_id, organiser, own_folder, start.invitation)
         self._channel.tell(Published(
             manifest=manifest.model_dump(mode="json"), organiser=organiser, peer_id=node.peer_id,
             nickname=self._nickname, maddrs=node.maddrs, client=node.client,
@@ -118,15 +123,10 @@ class AgentSession:
         node.spawn(self._watch_organiser(node, manifest.run_id, organiser))
         if not start.restarted:
             node.spawn(tell_warnings(node, self._note))
-        control = await self._follow_control(node, manifest, folder := Path(start.directory), organiser)
-        if manifest.trust.invited:
-            node.gate = Gate(manifest.run_id, organiser, control.revokes)
-            own_folder = history_folder(folder, manifest.run_id)
-            await enter(node, node.gate, manifest.run_id, organiser, own_folder, start.invitation)
         asked = IdentityWork(manifest.run_id, manifest.trust.work_bits)
         solving = asyncio.ensure_future(solved(asked, node.peer_id, Path(start.identity_path), self._note))
         directory = Directory(node, manifest.run_id)
-        directory.work, directory.gate = asked, node.gate
+        directory.work, directory.gate = asked, next(iter(node.gates), None)
         files = await self._tokenizer_files(node, directory, manifest, folder, organiser)
         mapped: Mapped = await self._channel.expect(Mapped)
         directory.work = work = await solving
@@ -148,8 +148,8 @@ class AgentSession:
         directory.follow()
         directory.announce(lambda: self._describe(directory, rounds, node))
         node.spawn(reporter.run())
-        if node.gate is not None:
-            node.spawn(self._await_expulsion(node, node.gate))
+        if directory.gate is not None:
+            node.spawn(self._await_expulsion(node, directory.gate))
         await _first_of(self._listen(rounds, reporter), self._work(node, directory, rounds, resumed))
         return 0
 
@@ -317,7 +317,7 @@ class AgentSession:
             seconds_waiting=progress.seconds_waiting if progress else 0.0,
             leases="" if ended or self._leases is None else self._leases.text,
             work=self._nonce,
-            invitation=node.gate.own if node.gate is not None else "",
+            invitation=directory.gate.own if directory.gate is not None else "",
             expires_at=directory.expiry(),
         )
 

@@ -28,6 +28,7 @@ from peer.protocol.records import (
     open_sealed,
     parse_json,
     peers_key,
+    unpacked_manifest,
 )
 from peer.protocol.reports import looks_like_report, report_place, reports_key
 from peer.swarm.runtime.expiring import BoundedMap
@@ -86,7 +87,9 @@ def _claims_of(key: bytes, owner: str, blob: bytes) -> Claims | None:
     if key == key_id(MANIFEST_KEY):
         signer, payload = open_sealed("manifest", blob)
         serial = int.from_bytes(payload[:SERIAL_BYTES], "big")
-        return Claims("manifest", "", serial) if signer == owner and len(payload) > SERIAL_BYTES else None
+        organiser, _, name = owner.partition("/")
+        fits = signer == organiser and len(payload) > SERIAL_BYTES and (not name or name == _name_in(payload))
+        return Claims("manifest", "", serial) if fits else None
     if len(blob) <= MAX_PEER_RECORD_BYTES and b'"nickname":' in blob:
         signer, payload = open_sealed("peer", blob)
         record = parse_json(PeerRecord, payload)
@@ -99,6 +102,11 @@ def _claims_of(key: bytes, owner: str, blob: bytes) -> Claims | None:
     signer, payload = open_sealed(kind, blob)
     run_id, serial = _place_of(payload)
     return Claims(kind, run_id, serial) if signer == owner and key == key_id(place(run_id)) else None
+
+
+def _name_in(payload: bytes) -> str | None:
+    document: Any = json.loads(unpacked_manifest(payload))
+    return document.get("name") if isinstance(document, dict) else None
 
 
 def _place_of(payload: bytes) -> tuple[str, int]:

@@ -58,7 +58,7 @@ class Directory:
         self._serials: BoundedMap[str, int] = BoundedMap(_SERIALS)
         self._serial = int(clock() * _MILLION)
         if node.records is not None:
-            node.records.run_id, node.records.known = run_id, lambda peer_id: self.known(peer_id)
+            node.records.serve(run_id, lambda peer_id: self.known(peer_id))
 
     @property
     def peers(self) -> dict[str, PeerRecord]:
@@ -115,8 +115,9 @@ class Directory:
         if records.keys() - self._records.keys():
             self.changed.set()
         self._records = records
-        self._node.clients = frozenset(peer_id for peer_id, record in self.peers.items() if record.client)
-        self._node.announced = {peer_id: record.addresses for peer_id, record in self.peers.items()}
+        peers = self.peers
+        clients = frozenset(peer_id for peer_id, record in peers.items() if record.client)
+        self._node.hear_of(self._run_id, clients, {peer_id: record.addresses for peer_id, record in peers.items()})
 
     def _open(self, owner: str, blob: bytes) -> PeerRecord:
         """The record of a peer, or the newer one that was here already."""

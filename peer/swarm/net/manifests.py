@@ -6,8 +6,9 @@ import asyncio
 import logging
 import random
 import time
+from collections.abc import Mapping
 
-from peer.errors import ProtocolError, UserError, in_words
+from peer.errors import ProtocolError, UserError, did_you_mean, in_words
 from peer.protocol.records import (
     MANIFEST_KEY,
     MANIFEST_TTL_S,
@@ -22,54 +23,68 @@ from peer.swarm.net.stream import FrameStream, StreamClosedError
 
 log = logging.getLogger(__name__)
 MANIFEST_NAME = "atoll/manifest"
+MAX_RUNS = 16  # that one node hands out
 
 
-async def publish_manifest(node: Node, sealed: bytes, organiser: str, rng: random.Random) -> None:
-    """Hand a signed manifest to all who ask for it from now on, and keep it in the DHT. Every peer does, so that the
-    run can be joined while its bootstrap is away.
+async def publish_manifests(node: Node, manifests: Mapping[str, bytes], rng: random.Random) -> None:
+    """Hand signed manifests to all who ask from now on, and keep them in the DHT. Every peer does so for its run, so
+    that it can be joined while its bootstrap is away.
+
+    Args:
+        manifests: by owner, see `SealedManifest.owner`.
     """
 
     async def answer(stream: FrameStream) -> None:
-        await stream.send(Kind.MANIFEST, sealed, timeout_s=node.timing.manifest_answer_s)
+        for blob in manifests.values():
+            await stream.send(Kind.MANIFEST, blob, timeout_s=node.timing.manifest_answer_s)
+        await stream.send(Kind.END, timeout_s=node.timing.manifest_answer_s)
 
     async def repeat_forever() -> None:
         while True:
-            await write_record(node, MANIFEST_KEY, sealed, time.time() + MANIFEST_TTL_S, owner=organiser)
+            for owner, blob in manifests.items():
+                await write_record(node, MANIFEST_KEY, blob, time.time() + MANIFEST_TTL_S, owner=owner)
             await asyncio.sleep(node.timing.manifest_period_s * rng.uniform(0.5, 1.0))
 
     await node.serve(MANIFEST_NAME, "manifest", answer)
     node.spawn(repeat_forever(), essential=True)
 
 
-async def ask_manifest(node: Node, peer_id: str) -> bytes | None:
-    """The sealed manifest that a peer hands out; None if it does not answer."""
+async def ask_manifests(node: Node, peer_id: str) -> list[bytes]:
+    """The sealed manifests that a peer hands out, at most MAX_RUNS; none if it does not answer."""
+    found: list[bytes] = []
     try:
         stream = await node.open(peer_id, MANIFEST_NAME, "manifest", node.timing.manifest_answer_s)
     except StreamClosedError as error:
         log.info("%s hands out no manifest: %s", peer_id, in_words(error))
-        return None
+        return found
     try:
         async with asyncio.timeout(node.timing.manifest_answer_s):
-            _, body = await stream.receive({Kind.MANIFEST: MAX_RECORD_BYTES})
-        return bytes(body)
+            while len(found) < MAX_RUNS:
+                kind, body = await stream.receive({Kind.MANIFEST: MAX_RECORD_BYTES, Kind.END: 0})
+                if kind is Kind.END:
+                    break
+                found.append(bytes(body))
     except (TimeoutError, ProtocolError, StreamClosedError) as error:
-        log.info("%s hands out no manifest: %s", peer_id, in_words(error))
-        return None
+        log.info("%s hands out no more manifests than %d: %s", peer_id, len(found), in_words(error))
     finally:
         stream.close()
+    return found
 
 
 class ManifestSearch:
-    """What the introducers of a newcomer hand out, and what the DHT holds; of one organiser the highest serial counts.
+    """What the introducers of a newcomer hand out, and what the DHT holds; of one organiser's run of one name the
+    highest serial counts.
 
     Args:
         node: the newcomer, whose introducers are the peers in the addresses that a person gave.
         run_id: accept only the manifest with this hash.
+        name: accept only a run of this name.
     """
 
-    def __init__(self, node: Node, run_id: str | None) -> None:
-        self._node, self._run_id = node, run_id
-        self._found: dict[str, SealedManifest] = {}
+    def __init__(self, node: Node, run_id: str | None, name: str | None = None) -> None:
+        self._node, self._run_id, self._name = node, run_id, name
+        self._found: dict[str, SealedManifest] = {}  # by owner
+        self._handed_out: set[str] = set()  # owners of what introducers hand out
         self._introduced: set[str] = set(node.introducers)  # and the organisers that they name
         self._incompatible: UserError | None = None
         self._malformed: UserError | None = None
@@ -83,14 +98,7 @@ class ManifestSearch:
         timeout_s = self._node.timing.manifest_timeout_s
         deadline = self._node.clock() + timeout_s
         while True:
-            handed_out, stored = await asyncio.gather(
-                asyncio.gather(*(ask_manifest(self._node, peer_id) for peer_id in self._node.introducers)),
-                read_records(self._node, MANIFEST_KEY),
-            )
-            for blob in handed_out:
-                self._take(blob, introduced=True)
-            for owner, blob in (stored or {}).items():
-                self._take(blob, owner=owner)
+            await self.look()
             if self._found:
                 return self._choose()
             if self._node.clock() >= deadline:
@@ -100,9 +108,19 @@ class ManifestSearch:
                 )
             await asyncio.sleep(self._node.timing.recheck_s)
 
-    def _take(self, blob: bytes | None, *, owner: str | None = None, introduced: bool = False) -> None:
-        if blob is None:
-            return
+    async def look(self) -> list[SealedManifest]:
+        """Ask once; -> all that has been found."""
+        handed_out, stored = await asyncio.gather(
+            asyncio.gather(*(ask_manifests(self._node, peer_id) for peer_id in self._node.introducers)),
+            read_records(self._node, MANIFEST_KEY),
+        )
+        for blob in (blob for blobs in handed_out for blob in blobs):
+            self._take(blob, introduced=True)
+        for owner, blob in (stored or {}).items():
+            self._take(blob, owner=owner)
+        return list(self._found.values())
+
+    def _take(self, blob: bytes, *, owner: str | None = None, introduced: bool = False) -> None:
         try:
             sealed = open_manifest(blob)
         except ProtocolError as error:
@@ -113,18 +131,19 @@ class ManifestSearch:
                 )
             return
         except UserError as error:
-            if introduced or owner in self._introduced:
+            if introduced or (owner or "").partition("/")[0] in self._introduced:
                 raise  # the run that was asked for: waiting cannot mend it
             self._incompatible = error
             return
-        if owner not in (None, sealed.organiser):
+        if owner not in (None, sealed.organiser, sealed.owner):
             return
         if introduced:
             self._introduced.add(sealed.organiser)
-        before = self._found.get(sealed.organiser)
+            self._handed_out.add(sealed.owner)
+        before = self._found.get(sealed.owner)
         wanted = self._run_id is not None and sealed.manifest.run_id == self._run_id
         if before is None or wanted or (before.serial < sealed.serial and before.manifest.run_id != self._run_id):
-            self._found[sealed.organiser] = sealed
+            self._found[sealed.owner] = sealed
 
     def _choose(self) -> SealedManifest:
         found = self._found
@@ -136,10 +155,22 @@ class ManifestSearch:
                     f"manifest hash mismatch: the swarm runs {seen}, not {self._run_id}",
                     "check --run-id, or leave it out to trust the address alone",
                 )
-        preferred = {o: sealed for o, sealed in found.items() if o in self._introduced} or found
+        if self._name is not None:
+            found = {o: sealed for o, sealed in found.items() if sealed.manifest.name == self._name}
+            if not found:
+                names = [sealed.manifest.name for sealed in self._found.values()]
+                raise UserError(f"no run at that address is named {self._name}", did_you_mean(self._name, names))
+        preferred = (
+            {owner: sealed for owner, sealed in found.items() if owner in self._handed_out}
+            or {owner: sealed for owner, sealed in found.items() if sealed.organiser in self._introduced}
+            or found
+        )
         if len(preferred) > 1:
+            alike = len({sealed.manifest.name for sealed in preferred.values()}) < len(preferred)
             choices = "\n".join(
-                f"--run-id {s.manifest.run_id}  ({s.manifest.name}, by {o})" for o, s in preferred.items()
+                f"--run-id {s.manifest.run_id}  ({s.manifest.name}, by {s.organiser})" if alike
+                else f"--run {s.manifest.name}  (by {s.organiser})"
+                for s in preferred.values()
             )
             raise UserError(f"the swarm holds {len(preferred)} runs; say which one", choices)
         return next(iter(preferred.values()))

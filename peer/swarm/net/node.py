@@ -52,7 +52,7 @@ class Node:
         client: this machine accepts no connection; it dials the others.
         traffic: byte counters by purpose ("round", "history", "audit").
         refuses: whose streams are closed unread.
-        gate: of a run that is for invited peers; None: the run is open.
+        gates: of runs that are for invited peers.
         relayed: a client that others can reach through a relay, as of the last `look_for_relay`.
         clients: those of the others that accept none, as far as the directory has heard.
         announced: where others say that they listen, by peer id.
@@ -73,7 +73,7 @@ class Node:
     announced: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     traffic: dict[str, Traffic] = field(default_factory=dict)
     refuses: Callable[[str], bool] = lambda _: False
-    gate: Gate | None = None
+    gates: tuple[Gate, ...] = ()
     direct: DirectTransport | None = None
     records: RecordStore | None = None
     line: Line | None = None
@@ -81,6 +81,7 @@ class Node:
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _trouble: str = ""
     _broken: asyncio.Event = field(default_factory=asyncio.Event)
+    _heard: dict[str, tuple[frozenset[str], Mapping[str, tuple[str, ...]]]] = field(default_factory=dict)
     _streams: Admission = field(default_factory=lambda: Admission(MAX_STREAMS, MAX_STREAMS_PER_PEER))
     _handlers: dict[str, tuple[str, Handler]] = field(default_factory=dict)
 
@@ -155,8 +156,8 @@ class Node:
             with self._streams.of(remote) as admitted:
                 if not admitted:
                     raise ProtocolError(f"too many open streams: {self._streams.usage(remote)}")
-                if self.gate is not None and self.gate.guards(name):
-                    await self.gate.check(stream, self.timing.first_frame_s)
+                if (gate := self._gate(name)) is not None:
+                    await gate.check(stream, self.timing.first_frame_s)
                 await handler(stream)
                 if stream.spoke:
                     await stream.finish(self.timing.finish_timeout_s)
@@ -190,9 +191,18 @@ class Node:
         except (TimeoutError, P2PDaemonError, OSError, asyncio.IncompleteReadError, ValueError) as error:
             raise StreamClosedError(peer_id, f"cannot be reached: {in_words(error)}") from None
         stream = FrameStream(peer_id, pipe, self.traffic.setdefault(purpose, Traffic()), self.line)
-        if self.gate is not None and self.gate.guards(name):
-            await self.gate.show(stream)
+        if (gate := self._gate(name)) is not None:
+            await gate.show(stream)
         return stream
+
+    def _gate(self, name: str) -> Gate | None:
+        return next((gate for gate in self.gates if gate.guards(name)), None)
+
+    def hear_of(self, run_id: str, clients: frozenset[str], announced: Mapping[str, tuple[str, ...]]) -> None:
+        """What the directory of one run shows: which of its peers accept no connection, and where the others listen."""
+        self._heard[run_id] = clients, announced
+        self.clients = frozenset().union(*(clients for clients, _ in self._heard.values()))
+        self.announced = {peer_id: places for _, told in self._heard.values() for peer_id, places in told.items()}
 
     async def _call(self, peer_id: str, name: str, bulk: bool) -> ZeroCopyProtocol:
         while not self.client and peer_id in self.clients and peer_id not in await self.connected():

@@ -51,7 +51,7 @@ class RecordStore:
         clock: wall-clock seconds.
 
     Attributes:
-        run_id: the run that this node serves; its records are never given up for those of others.
+        run_ids: the runs that this node serves; their records are never given up for those of others.
         known: the peers whose records go first, such as those of the committed rounds.
         churned: bytes that came in or were dropped since a caller last set this to zero.
     """
@@ -65,9 +65,15 @@ class RecordStore:
         self._foreign_bytes = 0
         self._newest: BoundedMap[tuple[bytes, str], int] = BoundedMap(_SERIALS)
         self._swept_at = 0.0
-        self.run_id = ""
+        self.run_ids: set[str] = set()
         self.known: Callable[[str], bool] = lambda _: False
         self.churned = 0
+
+    def serve(self, run_id: str, known: Callable[[str], bool]) -> None:
+        """One more run is this node's, with its known peers."""
+        before = self.known
+        self.run_ids.add(run_id)
+        self.known = lambda peer_id: known(peer_id) or before(peer_id)
 
     def __len__(self) -> int:
         return sum(len(records) for records in self._keys.values())
@@ -167,7 +173,7 @@ class RecordStore:
         return not self._foreign(entry) or self._foreign_bytes + entry.cost <= MAX_FOREIGN_BYTES
 
     def _foreign(self, entry: StoredRecord) -> bool:
-        return entry.claims.run_id not in ("", self.run_id)
+        return entry.claims.run_id not in {"", *self.run_ids}
 
     def _add(self, key: bytes, owner: str, entry: StoredRecord) -> None:
         self._keys[key][owner] = entry

@@ -73,6 +73,14 @@ class SwarmReader:
             return blob, None
 
 
+async def visit(address: str, identity_path: Path) -> Node:
+    """A node that only watches. Raises UserError if nothing answers at the address."""
+    return await start_node(NodeConfig(
+        identity_path=identity_path, host_maddrs=("/ip4/0.0.0.0/tcp/0",), initial_peers=(address,),
+        nat_port_map=False, client_mode=True, direct_port=None,
+    ))  # fmt: skip
+
+
 class Visit(NamedTuple):
     """A node that only watches a run."""
 
@@ -83,7 +91,9 @@ class Visit(NamedTuple):
 
 
 @asynccontextmanager
-async def visit_run(address: str, identity_path: Path, run_id: str | None = None) -> AsyncIterator[Visit]:
+async def visit_run(
+    address: str, identity_path: Path, run_id: str | None = None, name: str | None = None
+) -> AsyncIterator[Visit]:
     """Find the run at an address and read it until the context ends; the node announces no peer.
 
     Signals that end a process cancel the current task, so that the node is closed.
@@ -91,18 +101,16 @@ async def visit_run(address: str, identity_path: Path, run_id: str | None = None
     Args:
         address: of a bootstrap or of any peer of the run.
         identity_path: a key, created if it is missing.
+        run_id, name: of the run, where there are several.
 
     Raises:
         UserError: nothing answers there, or no manifest is found.
     """
     end_on_signals()
     asyncio.get_running_loop().set_exception_handler(hush_foreign_noise)
-    node = await start_node(NodeConfig(
-        identity_path=identity_path, host_maddrs=("/ip4/0.0.0.0/tcp/0",), initial_peers=(address,),
-        nat_port_map=False, client_mode=True, direct_port=None,
-    ))  # fmt: skip
+    node = await visit(address, identity_path)
     try:
-        found = await ManifestSearch(node, run_id).run()
+        found = await ManifestSearch(node, run_id, name).run()
         manifest = found.manifest
         directory = Directory(node, manifest.run_id)
         directory.work = IdentityWork(manifest.run_id, manifest.trust.work_bits)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
 
@@ -51,6 +51,7 @@ def guard_of(
     judge = Judge(rosters.run_id, Recomputer(store.state.fragments, recipe, lambda: store.history.chain))
     folder, priority = store.history.folder / "bans", store.snapshot_cache.priority
     guard = Guard(node, judge, folder, host, rosters, priority)
+    guard.uninvited = lambda peer_id: directory.gate.void(peer_id) if directory.gate is not None else ""
     node.refuses = directory.banned = guard.banned
     return guard
 
@@ -61,6 +62,9 @@ class Guard:
     Args:
         standing: of peers, by the chain.
         rng: secret, so that no other peer can predict its draws.
+
+    Attributes:
+        uninvited: why the invitation of a peer is void; empty: it is not.
     """
 
     def __init__(
@@ -83,6 +87,7 @@ class Guard:
         self._auditing: asyncio.Task[None] | None = None
         self._banning = asyncio.Lock()
         self._notes: list[str] = []
+        self.uninvited: Callable[[str], str] = lambda _: ""
 
     async def start(self) -> None:
         await self._audit_server.start()
@@ -90,10 +95,7 @@ class Guard:
 
     def banned(self, peer_id: str) -> bool:
         """Whether this peer is neither served nor listened to: by evidence, or since its invitation is void."""
-        return peer_id in self.bans or bool(self._uninvited(peer_id))
-
-    def _uninvited(self, peer_id: str) -> str:
-        return self._node.gate.void(peer_id) if self._node.gate is not None else ""
+        return peer_id in self.bans or bool(self.uninvited(peer_id))
 
     def refuses(self, peer_id: str) -> bool:
         """Whether it gets no seat: it is banned, or broke the protocol or stalled recently."""
@@ -103,7 +105,7 @@ class Guard:
         """Why this peer is in no round with these: one is banned, or stalls, as most members have seen."""
         for peer_id in sorted(members):
             if self.banned(peer_id):
-                why = self._uninvited(peer_id) or "it is banned"
+                why = self.uninvited(peer_id) or "it is banned"
                 return RoundAborted("match", f"{peer_id}: {why}{where}", peer_id)
             if self.stalls.shuns(peer_id):
                 abort = RoundAborted("match", f"{peer_id} stalls{where}", peer_id)

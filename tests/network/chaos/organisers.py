@@ -18,7 +18,7 @@ from typing import Any
 
 from peer.protocol.records import SERIAL_BYTES, seal
 from peer.swarm.net.daemon import NodeConfig
-from peer.swarm.net.manifests import publish_manifest
+from peer.swarm.net.manifests import publish_manifests
 from peer.swarm.net.node_start import start_node
 from peer.swarm.runtime.timing import STANDARD
 from peer.system.death_signal import children_die_with_us, die_with_parent
@@ -36,7 +36,7 @@ async def publish(folder: Path, manifests: dict[str, Any]) -> None:
         )
         serial = int(1000 * time.time()).to_bytes(SERIAL_BYTES, "big")
         blob = seal(node.identity, "manifest", serial + zlib.compress(json.dumps(manifest).encode(), 9))
-        await publish_manifest(node, blob, node.peer_id, random.Random(number))
+        await publish_manifests(node, {node.peer_id: blob}, random.Random(number))
         nodes.append(node)
         addresses[name] = node.maddrs[0]
     print(json.dumps(addresses), flush=True)

@@ -91,10 +91,10 @@ async def test_every_stream_of_the_run_is_checked_and_those_for_strangers_are_no
 
     for name in (NAME, f"atoll/{RUN[:16]}/control", "atoll/manifest"):
         await host.serve(name, "history", answer)
-    host.gate = Gate(RUN, STRANGER.peer_id, control.revokes, lambda: NOW)  # its organiser is elsewhere
+    host.gates = (Gate(RUN, STRANGER.peer_id, control.revokes, lambda: NOW),)  # its organiser is elsewhere
     for node, text in ((guest, passes(signer=STRANGER)), (thief, passes(signer=STRANGER))):
-        node.gate = Gate(RUN, STRANGER.peer_id)
-        node.gate.own = text
+        node.gates = (Gate(RUN, STRANGER.peer_id),)
+        node.gates[0].own = text
 
     async def asks(node, name=NAME):
         stream = await node.open(host.peer_id, name, "history")
@@ -111,7 +111,7 @@ async def test_every_stream_of_the_run_is_checked_and_those_for_strangers_are_no
     assert not await asks(guest)
     assert await asks(thief, f"atoll/{RUN[:16]}/control")
     assert await asks(thief, "atoll/manifest")
-    thief.gate = None  # it sends no pass at all, but the first frame of a request
+    thief.gates = ()  # it sends no pass at all, but the first frame of a request
     stream = await thief.open(host.peer_id, NAME, "history")
     await stream.send(Kind.REQUEST, b"{}")
     with pytest.raises(StreamClosedError):

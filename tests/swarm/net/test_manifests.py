@@ -14,7 +14,7 @@ from peer.protocol.identity import Identity
 from peer.protocol.manifest import PROTOCOL_VERSION
 from peer.protocol.records import MAX_RECORD_BYTES, seal, seal_manifest
 from peer.protocol.wire import Kind
-from peer.swarm.net.manifests import MANIFEST_NAME, ManifestSearch, publish_manifest
+from peer.swarm.net.manifests import MANIFEST_NAME, ManifestSearch, publish_manifests
 from tests.swarm.net.published import manifest_of
 
 OLD, NEW, FOREIGN = manifest_of("old"), manifest_of("new"), manifest_of("foreign")
@@ -39,7 +39,7 @@ async def publisher(network, identity, sealed, organiser=None):
     """A node that hands out a manifest."""
     node = network.node(identity)
     node.dht = Shared()
-    await publish_manifest(node, sealed, organiser or node.peer_id, random.Random(0))
+    await publish_manifests(node, {organiser or node.peer_id: sealed}, random.Random(0))
     return node
 
 

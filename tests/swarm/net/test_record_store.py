@@ -23,7 +23,7 @@ class Shelf(RecordStore):
     def __init__(self):
         self.now = NOW
         super().__init__(OWN.peer_id, lambda: self.now)
-        self.run_id = RUN
+        self.run_ids = {RUN}
 
     def announce(self, signer, *, key=PEERS, sender=None, expires_at=None, **changes):
         expires_at = expires_at or self.now + PEER_TTL_S

@@ -112,7 +112,7 @@ class Archive:
         self.directory.announce_soon()
 
     def on_answer(self, donor: str) -> None:
-        """Nothing to do: it meets nobody in rounds."""
+        """Nothing to do: it meets no peer in rounds."""
 
     def on_ahead(self) -> None:
         """Nothing to do: it looks by itself."""

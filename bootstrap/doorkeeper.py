@@ -88,7 +88,7 @@ class GuestBook:
         """Of a name's invitation. Raises UserError where there is none."""
         names = [one.name for one in self.invitations]
         if name not in names:
-            known = ", ".join(names[:20]) or "nobody so far"
+            known = ", ".join(names[:20]) or "none so far"
             raise UserError(f"{name} is not invited", f"invited are: {known}")
         return names.index(name) + 1
 

@@ -167,7 +167,7 @@ def _invited(arguments: argparse.Namespace) -> str:
         until = time.strftime("%Y-%m-%d %H:%M", time.localtime(one.expires_at))
         state = "revoked" if helm.control.revokes(number) else f"{'until' if one.expires_at > now else 'ended'} {until}"
         lines.append(f"{number:4}  {one.name:24}  {state:22}  {bound.get(number, 'not used yet')}")
-    return "\n".join(lines) or "nobody is invited so far"
+    return "\n".join(lines) or "no peer is invited so far"
 
 
 def _guests(arguments: argparse.Namespace) -> tuple[Helm, GuestBook]:

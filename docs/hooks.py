@@ -63,10 +63,14 @@ def cli() -> str:
     """The `--help` of every command."""
     import bootstrap.cli
     import peer.cli
+    from bootstrap.organise import build_organiser_parser
 
     parts = ["# Commands\n"]
-    for parser in (peer.cli.build_parser(), bootstrap.cli.build_parser()):
+    organiser = build_organiser_parser()
+    for parser in (peer.cli.build_parser(), bootstrap.cli.build_parser(), organiser):
         for name, one in _commands(parser):
+            if name == "atoll-bootstrap" and one.description == organiser.description:
+                continue  # its commands follow
             parts.append(f"## {name}\n\n```\n{_help(one)}```\n")
     return "\n".join(parts)
 

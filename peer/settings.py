@@ -172,15 +172,6 @@ class PeerSettings(BaseModel):
     direct_port: Count = Field(0, ge=0, le=65535, description="TCP port for direct connections; 0: any free port")
 
 
-def token_of(settings: PeerSettings) -> str:
-    """The invitation, where it is given as a file its content; empty: there is none. Raises UserError."""
-    given = (settings.invitation or "").strip()
-    if not given.startswith("@"):
-        return given
-    hint = "give the path of the file that holds the token, after @"
-    return read_limited(named_path(given[1:]), MAX_FILE_BYTES, "invitation", hint).decode("ascii", "replace").strip()
-
-
 def known_settings() -> dict[str, FieldInfo]:
     """Every setting by the name that users give it (`json` is the attribute `json_lines`: pydantic owns the other)."""
     return {field.alias or name: field for name, field in PeerSettings.model_fields.items()}

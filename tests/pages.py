@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 NEEDS = {"gpu": "a GPU", "hub": "the Hugging Face hub", "index": "a package index", "root": "root", "clone": "a clone",
-         "account": "an account"}  # fmt: skip
+         "account": "an account", "run": "a run of one's own that others have joined"}  # fmt: skip
 FENCE = re.compile(r"(?:^<!-- needs: ([\w, ]+) -->\n)?^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 

@@ -14,10 +14,18 @@ import yaml
 
 import bootstrap.cli
 import peer.cli
+from bootstrap.organise import build_organiser_parser
 from peer.protocol.manifest import RunManifest
 from tests.pages import NEEDS, PAGES, ROOT, fences, lines
 
 PARSERS = {"atoll": peer.cli.build_parser, "atoll-bootstrap": bootstrap.cli.build_parser}
+
+
+def parser_of(name: str, arguments: list[str]) -> argparse.ArgumentParser:
+    """The organiser's commands have one of their own."""
+    if name == "atoll-bootstrap" and arguments and arguments[0] in bootstrap.cli.COMMANDS:
+        return build_organiser_parser()
+    return PARSERS[name]()
 PROGRAM = re.compile(r"^(?:atoll|atoll-bootstrap|make|pip|uv|curl|docker|python) \S", re.MULTILINE)
 NOTED = re.compile(r"`((?:atoll|atoll-bootstrap|make|python -m) [^`]+)`")
 TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
@@ -27,7 +35,7 @@ def test_what_is_not_run_is_counted_by_what_it_needs() -> None:
     """A new mark, or one more command that no test runs, changes these numbers."""
     all_lines = [line for page in PAGES for line in lines(page)]
     assert Counter(need for line in all_lines for need in line.needs) == {
-        "gpu": 5, "hub": 8, "index": 4, "root": 2, "clone": 10, "account": 2,
+        "gpu": 5, "hub": 8, "index": 4, "root": 2, "clone": 10, "account": 2, "run": 16,
     }  # fmt: skip
     assert sum(not line.needs for line in all_lines) == 44
     assert {need for line in all_lines for need in line.needs} == NEEDS.keys()
@@ -37,7 +45,7 @@ def test_what_is_not_run_is_counted_by_what_it_needs() -> None:
 def test_every_command_in_a_page_is_one_that_the_program_takes(page: Path) -> None:
     for name, *arguments in (line.words for line in lines(page)):
         if name in PARSERS:
-            _, unknown = PARSERS[name]().parse_known_args(arguments)
+            _, unknown = parser_of(name, arguments).parse_known_args(arguments)
             assert unknown == [], f"{page.name}: {name} {' '.join(arguments)}"
         elif name == "make":
             assert arguments[0] in TARGETS
@@ -65,7 +73,7 @@ def test_commands_within_sentences_exist(page: Path) -> None:
 
 def flags(name: str, arguments: list[str]) -> set[str]:
     """All flags of the command that the arguments choose."""
-    parser: argparse.ArgumentParser = PARSERS[name]()
+    parser = parser_of(name, arguments)
     for word in arguments:
         below = [action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
         if not below:

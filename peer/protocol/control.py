@@ -1,4 +1,4 @@
-"""Control records: what the organiser of a run decides while it goes on, signed with the manifest's key.
+"""Control records: what the organiser of a run decides during it, signed with the manifest's key.
 
 There is one record of a run. It says everything, so the newest serial alone counts. It expires so that a stranger can
 show a newcomer only a recent one; the organiser's node renews it, and a peer that holds it obeys it until a newer one

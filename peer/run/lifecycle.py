@@ -16,7 +16,8 @@ from peer.errors import UserError
 from peer.link.messages import Anchor, Message, Published, Start, Stop, Stopped, TokenizerFetched
 from peer.link.supervisor import AgentGoneError, AgentProcess
 from peer.protocol.address import PeerAddress
-from peer.protocol.invitation import ASK
+from peer.protocol.invitation import ASK, MAX_TOKEN_CHARS
+from peer.protocol.yaml_text import read_limited
 from peer.run.assemble import Peer, assemble, plan_of
 from peer.run.device_checks import device_finding, log_finding
 from peer.run.devices import FurtherRanks, NoFurther, start_ranks
@@ -30,9 +31,10 @@ from peer.run.rented import detect_announce_maddrs, detect_direct_port
 from peer.run.resume import checkpoint_folder
 from peer.run.run_file import keep_manifest
 from peer.run.tasks import check_installed
-from peer.settings import PeerSettings, token_of
+from peer.settings import PeerSettings
 from peer.system.exit_signals import ending_signals
 from peer.system.finding import Finding
+from peer.system.output_files import named_path
 from peer.system.spot_notice import SpotNotice
 from peer.telemetry.console import LiveSwarm, setup_logging
 from peer.telemetry.course import Course
@@ -147,6 +149,15 @@ def start_message(settings: PeerSettings, addresses: Sequence[PeerAddress], iden
         limits=limits_of(settings),
         invitation=token_of(settings),
     )
+
+
+def token_of(settings: PeerSettings) -> str:
+    """The invitation, where it is given as a file its content; empty: there is none. Raises UserError."""
+    given = (settings.invitation or "").strip()
+    if not given.startswith("@"):
+        return given
+    hint = "give the path of the file that holds the token, after @"
+    return read_limited(named_path(given[1:]), MAX_TOKEN_CHARS, "invitation", hint).decode("ascii", "replace").strip()
 
 
 def _run(

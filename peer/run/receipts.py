@@ -16,7 +16,7 @@ from peer.system.output_files import named_path, replace_file
 
 DESCRIPTION = """\
 A receipt says how many rounds and tokens one peer has contributed to a run. It holds the certified rounds that prove
-it, each signed by at least two thirds of its members, and is signed by whoever writes it: the organiser for all to
+it, each signed by at least two thirds of its members, and its writer signs it: the organiser for all to
 trust, or any peer of the run, from the chain that it has checked itself."""
 
 EPILOG = """\

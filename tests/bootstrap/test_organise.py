@@ -110,7 +110,7 @@ def test_invitations_are_made_listed_and_revoked(opened, capsys):
 def test_which_run_is_meant_must_be_clear(opened, capsys, tmp_path):
     folder, *_ = opened
     assert "holds 2 runs" in command(capsys, folder, "pause", run=None)[1]
-    assert "holds no run smal" in command(capsys, folder, "pause", run="smal")[1]
+    assert "holds no run little" in command(capsys, folder, "pause", run="little")[1]
     assert "holds no run" in command(capsys, tmp_path / "nowhere", "pause", run=None)[1]
 
 

@@ -12,8 +12,9 @@ import pytest
 from peer.errors import UserError
 from peer.protocol.identity import Identity
 from peer.protocol.manifest import PROTOCOL_VERSION
-from peer.protocol.records import MAX_RECORD_BYTES, seal, seal_manifest
+from peer.protocol.records import MANIFEST_KEY, MAX_RECORD_BYTES, seal, seal_manifest
 from peer.protocol.wire import Kind
+from peer.swarm.net.dht_validator import claims_of, key_id
 from peer.swarm.net.manifests import MANIFEST_NAME, ManifestSearch, publish_manifests
 from tests.swarm.net.published import manifest_of
 
@@ -60,9 +61,12 @@ async def test_newcomers_join_the_current_run_though_the_dht_holds_an_older_mani
 
 
 async def test_a_newer_one_in_the_dht_counts_more_than_an_older_one_of_a_member(network):
+    newer = OLD.model_copy(update={"seed": 9})
     member = await publisher(network, STRANGER, seal_manifest(ORGANISER, OLD, 1), ORGANISER.peer_id)
-    held = {ORGANISER.peer_id: seal_manifest(ORGANISER, NEW, 2)}
-    assert (await newcomer(network, member.identity, held).run()).manifest == NEW
+    held = {ORGANISER.peer_id: seal_manifest(ORGANISER, newer, 2)}
+    assert (await newcomer(network, member.identity, held).run()).manifest == newer
+    held = {ORGANISER.peer_id: seal_manifest(ORGANISER, NEW, 2)}  # another run, of another name
+    assert (await newcomer(network, member.identity, held).run()).manifest == OLD
 
 
 async def test_a_member_introduces_its_organiser_among_others(network):
@@ -112,3 +116,28 @@ async def test_several_runs_that_none_has_introduced_are_the_persons_choice(netw
     held = {other.peer_id: seal_manifest(other, FOREIGN, 1) for other in others}
     with pytest.raises(UserError, match="holds 2 runs"):
         await newcomer(network, STRANGER, held).run()
+
+
+async def test_of_several_runs_at_one_node_a_newcomer_says_which(network):
+    node = network.node(ORGANISER)
+    node.dht = Shared()
+    runs = {f"{ORGANISER.peer_id}/{m.name}": seal_manifest(ORGANISER, m, n) for n, m in enumerate((OLD, NEW), 1)}
+    await publish_manifests(node, runs, random.Random(0))
+    with pytest.raises(UserError, match="2 runs; say which one") as refused:
+        await newcomer(network, ORGANISER, runs).run()
+    assert "--run new" in refused.value.hint
+    for manifest in (OLD, NEW):
+        search = newcomer(network, ORGANISER, {})
+        search._name = manifest.name
+        assert (await search.run()).manifest == manifest
+    search = newcomer(network, ORGANISER, {f"{ORGANISER.peer_id}/new": runs[f"{ORGANISER.peer_id}/old"]})
+    search._name = "newt"
+    with pytest.raises(UserError, match="no run at that address is named newt"):
+        await search.run()
+
+
+def test_a_manifest_lies_in_the_dht_under_its_organiser_and_its_own_name_alone():
+    blob = seal_manifest(ORGANISER, NEW, 5)
+    own, other = ORGANISER.peer_id, STRANGER.peer_id
+    for owner, fits in ((own, True), (f"{own}/new", True), (f"{own}/old", False), (f"{other}/new", False)):
+        assert (claims_of(key_id(MANIFEST_KEY), owner, blob) is not None) == fits

@@ -33,9 +33,9 @@ class Size:
 SIZES = {
     "tiny": Size(128, 4, 4, 4, 256, 8, "1.0e-3"),
     "30m": Size(384, 8, 6, 6, 512, 32, "1.0e-3"),
-    "150m": Size(768, 12, 12, 12, 1024, 64, "6.0e-4"),
-    "400m": Size(1024, 24, 16, 16, 1024, 128, "4.0e-4"),
-    "1b": Size(2048, 16, 32, 8, 2048, 256, "3.0e-4"),
+    "125m": Size(768, 12, 12, 12, 1024, 64, "6.0e-4"),
+    "350m": Size(1024, 24, 16, 16, 1024, 128, "4.0e-4"),
+    "1b": Size(2048, 20, 32, 8, 2048, 256, "3.0e-4"),
 }
 AUDIENCES = {
     "strangers": "anyone may join, on home connections: few bits a value, and gates against peers that lie",
@@ -62,7 +62,7 @@ _QUESTIONS = {
     "data": "Text: 'local' (each peer its own), or a data set of the hub such as HuggingFaceFW/fineweb-edu",
     "rounds": "Rounds after which it ends (0: never)",
 }
-DEFAULTS = {"name": "my-run", "size": "150m", "audience": "strangers", "data": "local", "rounds": "0"}
+DEFAULTS = {"name": "my-run", "size": "125m", "audience": "strangers", "data": "local", "rounds": "0"}
 
 
 def add_init_flags(parser: argparse.ArgumentParser) -> None:

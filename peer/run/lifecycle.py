@@ -279,6 +279,6 @@ def _wind_down(peer: Peer, hooks: PeerHooks, metrics: MetricsFile, joined_at: in
     if missing:
         log.error("not written: %s; the reasons are above", ", ".join(missing))
     if peer.sync.expelled:
-        log.error("this peer is no longer let in: %s; %s", peer.sync.expelled, ASK)
+        log.error("this peer %s; %s", peer.sync.expelled, ASK)
         return 2
     return 1 if missing else 0

@@ -46,7 +46,7 @@ def _runs(arguments: argparse.Namespace) -> int:
     check_reachable([address])
     logging.basicConfig(level=logging.CRITICAL)
     with tempfile.TemporaryDirectory(prefix="atoll-runs-") as folder:
-        rows = asyncio.run(_look(str(address), Path(folder) / "identity.key"))
+        rows = asyncio.run(look(str(address), Path(folder) / "identity.key"))
     if arguments.json:
         print("\n".join(json.dumps(row) for row in rows))
         return 0
@@ -59,7 +59,8 @@ def _runs(arguments: argparse.Namespace) -> int:
     return 0
 
 
-async def _look(address: str, identity: Path) -> list[dict[str, Any]]:
+async def look(address: str, identity: Path) -> list[dict[str, Any]]:
+    """A row for each run; `identity` is a key, created if it is missing."""
     from peer.swarm.net.manifests import ManifestSearch
     from peer.swarm.observe.reader import visit
     from peer.swarm.runtime.tasks import end_on_signals, hush_foreign_noise

@@ -124,6 +124,14 @@ def test_every_manifest_of_init_is_a_run(size, audience):
         assert text.count("#") >= 3
 
 
+@pytest.mark.parametrize(("size", "millions"), [("30m", 30), ("125m", 125), ("350m", 350), ("1b", 1000)])
+def test_a_size_is_what_it_is_called(size, millions):
+    one, vocabulary = SIZES[size], 50257
+    attention = one.hidden**2 * (2 + 2 * one.key_value_heads / one.heads)
+    parameters = one.layers * (attention + 3 * one.hidden * one.intermediate) + vocabulary * one.hidden
+    assert parameters == pytest.approx(1e6 * millions, rel=0.12)
+
+
 def test_init_asks_for_what_is_not_given_and_overwrites_nothing(tmp_path, capsys):
     path = tmp_path / "run.yaml"
     with pytest.raises(SystemExit) as ended:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
 import json
@@ -12,11 +13,12 @@ from pathlib import Path
 import pytest
 
 from bootstrap.organise import organise
+from peer.run.runs import look
 from peer.telemetry.metrics import read_metrics
 from tests.chain_files import read_chain
 from tests.network.bootstraps import BootstrapProcess
 from tests.network.harness import TestSwarm
-from tests.network.processes import PAUSE, JoinedPeer, run, until
+from tests.network.processes import PAUSE, JoinedPeer, until
 
 MakeSwarm = Callable[..., TestSwarm]
 
@@ -77,17 +79,17 @@ def test_two_runs_at_one_bootstrap_do_not_mix(make_swarm: MakeSwarm, tmp_path: P
     try:
         for peer in peers.values():
             peer.wait_for(lambda peer=peer: any(len(event["members"]) == 2 for event in peer.committed))
-        code, said = run("peer.cli", ["runs", bootstrap.address, "--json"])
-        assert code == 0, said
-        rows = {row["run"]: row for row in map(json.loads, said.splitlines())}
+        rows = {row["run"]: row for row in asyncio.run(look(bootstrap.address, tmp_path / "looker.key"))}
         assert {name: (row["peers"], row["entry"]) for name, row in rows.items()} == {
             "small": (2, "open"), "large": (2, "open"),
         }  # fmt: skip
         assert rows["small"]["run_id"] != rows["large"]["run_id"]
-        code, said = run("peer.cli", ["join", bootstrap.address, "--output-dir", str(tmp_path / "any")])
-        assert code == 2
+        peers["any", "any"] = undecided = JoinedPeer(tmp_path / "any", bootstrap.address)
+        assert undecided.process.wait(100) == 2
+        said = (tmp_path / "any" / "console.log").read_text()
         assert "the swarm holds 2 runs; say which one" in said
         assert "--run large" in said
+        del peers["any", "any"]
         assert "is paused" in command(bootstrap.folder, "pause", "--run", "small")
         for (name, _), peer in peers.items():
             ids = {other.events("start")[0]["peer_id"] for (of, _), other in peers.items() if of == name}
@@ -170,7 +172,8 @@ def test_a_run_whose_peers_all_leave_goes_on_from_the_archive(make_swarm: MakeSw
             peer.wait_for(lambda peer=peer: peer.round >= 4)
         command(bootstrap.folder, "finish")
         for peer in peers:
-            assert peer.process.wait(60) == 0, peer.log_text()
+            until(lambda peer=peer: peer.process.poll() is not None, 240.0, peer.log_text)
+            assert peer.process.returncode == 0
         ends = [json.loads((tmp_path / f"{name}.json").read_text()) for name in ("one", "two")]
         assert ends[0]["state_digest"] == ends[1]["state_digest"]
         last, chain = max(peer.round for peer in peers), next((tmp_path / "archive").glob("*/chain.jsonl"))

@@ -51,7 +51,9 @@ def rounds_at_genesis(network, folder, run, told, identity=None):
     async def refresh():
         """Nobody else is known."""
 
-    directory = SimpleNamespace(peers={}, reachable={}, fresh=True, refresh=refresh, announce_soon=lambda: None)
+    directory = SimpleNamespace(
+        peers={}, reachable={}, fresh=True, refresh=refresh, announce_soon=lambda: None, gate=None
+    )
     context = RunContext(
         node=node, directory=directory, plan=replace(RunPlan.of(manifest), nominal_tokens=10_000),
         organiser=node.peer_id, trainer=SimpleNamespace(tell=told.append), rng=random.Random(1),

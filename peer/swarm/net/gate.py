@@ -62,7 +62,7 @@ class Gate:
             shown = Pass.read(text, self._run_id, peer_id, self._organiser)
             self._held[peer_id], self._texts[peer_id] = shown, text
         if reason := self.void(peer_id):
-            raise ProtocolError(f"{peer_id}: {reason}")
+            raise ProtocolError(f"{peer_id} {reason}")
 
     def void(self, peer_id: str) -> str:
         """Why a peer that had been let in is not any more; empty if it is, or never was."""
@@ -70,5 +70,5 @@ class Gate:
         if held is None:
             return ""
         if held.expires_at <= self._clock():
-            return f"invitation {held.number} has expired"
-        return f"invitation {held.number} is revoked" if self._revoked(held.number) else ""
+            return f"is out: its invitation {held.number} has expired"
+        return f"is out: its invitation {held.number} is revoked" if self._revoked(held.number) else ""

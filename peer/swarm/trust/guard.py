@@ -105,8 +105,8 @@ class Guard:
         """Why this peer is in no round with these: one is banned, or stalls, as most members have seen."""
         for peer_id in sorted(members):
             if self.banned(peer_id):
-                why = self.uninvited(peer_id) or "it is banned"
-                return RoundAborted("match", f"{peer_id}: {why}{where}", peer_id)
+                why = self.uninvited(peer_id) or "is banned"
+                return RoundAborted("match", f"{peer_id} {why}{where}", peer_id)
             if self.stalls.shuns(peer_id):
                 abort = RoundAborted("match", f"{peer_id} stalls{where}", peer_id)
                 return StalledError(abort, Lack("stream", frozenset({peer_id})))

@@ -73,12 +73,12 @@ def test_a_peer_that_was_in_is_out_once_its_invitation_is_revoked_or_over():
     guard.admit(GUEST.peer_id, passes())
     assert guard.void(GUEST.peer_id) == ""
     control.revoked.add(1)
-    assert guard.void(GUEST.peer_id) == "invitation 1 is revoked"
+    assert guard.void(GUEST.peer_id) == "is out: its invitation 1 is revoked"
     with pytest.raises(ProtocolError, match="is revoked"):
         guard.admit(GUEST.peer_id, passes())
     control.revoked.clear()
     now[0] += 3600.0
-    assert guard.void(GUEST.peer_id) == "invitation 1 has expired"
+    assert guard.void(GUEST.peer_id) == "is out: its invitation 1 has expired"
 
 
 async def test_every_stream_of_the_run_is_checked_and_those_for_strangers_are_not(network):

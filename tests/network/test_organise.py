@@ -170,6 +170,8 @@ def test_a_run_whose_peers_all_leave_goes_on_from_the_archive(make_swarm: MakeSw
     try:
         for peer in peers:
             peer.wait_for(lambda peer=peer: peer.round >= 4)
+        chain = next((tmp_path / "bootstrap" / "history").glob("*/chain.jsonl"))
+        until(lambda: len(read_chain(chain)) > 0, 60.0, chain.read_text)
         command(bootstrap.folder, "finish")
         for peer in peers:
             until(lambda peer=peer: peer.process.poll() is not None, 240.0, peer.log_text)

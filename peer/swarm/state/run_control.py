@@ -97,6 +97,11 @@ class RunControl:
         return self.state == "paused"
 
     @property
+    def names_last_round(self) -> bool:
+        """Whether the organiser has said with which round the run ends, so that all peers make that one."""
+        return self.newest is not None and self.newest.rounds_total is not None
+
+    @property
     def rounds_total(self) -> int | None:
         """Rounds of the run, if it ends."""
         return (self.newest.rounds_total if self.newest is not None else None) or self._rounds.total

@@ -105,6 +105,31 @@ async def test_whoever_claims_to_be_ahead_and_cannot_show_it_is_not_expected_for
     assert membership.expected() == [byzantine.peer_id]
 
 
+async def test_a_run_that_is_ended_is_left_after_the_named_round_or_after_one_more(network):
+    rounds, now = LineageRounds.__new__(LineageRounds), 100.0
+    node = network.node()
+    node.clock = lambda: now
+    rounds._node, rounds._directory = node, SimpleNamespace(announce_soon=lambda: None)
+    rounds._manifest = SimpleNamespace(rounds=SimpleNamespace(straggler_wait_s=5.0))
+    rounds.slot = SimpleNamespace(due_in_s=lambda: 30.0, work=asyncio.Event())
+    rounds.store = SimpleNamespace(state=SimpleNamespace(round=7))
+    rounds._retry = SimpleNamespace(committed=lambda: None)
+    committed = RoundRecord(status="committed", round=8, lineage_id=PARENT)
+    for named, total in ((True, 9), (False, None)):
+        rounds.control = SimpleNamespace(rounds_total=total, state="finished", names_last_round=named)
+        rounds.steer()
+        assert not rounds.finished
+        await rounds._after(committed)
+        assert rounds.finished is not named
+    rounds.control = SimpleNamespace(rounds_total=9, state="finished", names_last_round=True)
+    rounds.steer()
+    now += 30.0 + 5.0 + STANDARD.last_round_s  # alone, or the round does not come
+    assert rounds.finished
+    rounds.steer()
+    rounds.store.state.round = 9
+    assert rounds.finished
+
+
 async def test_a_donor_that_cannot_be_reached_is_not_asked_again_at_once(network, tmp_path, monkeypatch):
     """Its record outlives it by seconds: a peer that is behind it must not spin meanwhile."""
     node, asked = network.node(), []

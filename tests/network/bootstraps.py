@@ -45,7 +45,7 @@ class BootstrapProcess:
 
     def __init__(
         self, folder: Path, manifest_text: str, initial_peers: Sequence[str] = (), port: int = 0,
-        host: str = "127.0.0.1", flags: Sequence[str] = (), more: Sequence[str] = (),
+        host: str = "127.0.0.1", flags: Sequence[str] = (),
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "run.yaml"
@@ -54,11 +54,7 @@ class BootstrapProcess:
             (folder / name).write_bytes(content)
             (folder / name).chmod(0o600)  # as the bootstrap writes it
         self.folder = folder
-        others = [folder / f"run{number}.yaml" for number, _ in enumerate(more, 2)]
-        for other, text in zip(others, more, strict=True):
-            other.write_text(text)
-        arguments = [str(path), *map(str, others), "--json", "--state-dir", str(folder)]
-        arguments += ["--host-maddrs", f"/ip4/{host}/tcp/{port}"]
+        arguments = [str(path), "--json", "--state-dir", str(folder), "--host-maddrs", f"/ip4/{host}/tcp/{port}"]
         arguments += flags
         if initial_peers:
             arguments += ["--initial-peers", *initial_peers]
@@ -81,9 +77,7 @@ class BootstrapProcess:
         self.address: str = started["addresses"][0]
         self.run_id: str = started["run_id"]
         self.page: str = started.get("page", "")
-        if not more:
-            built = ("genesis.bin", "genesis.json")
-            self._built[manifest_text] = {name: (folder / name).read_bytes() for name in built}
+        self._built[manifest_text] = {name: (folder / name).read_bytes() for name in ("genesis.bin", "genesis.json")}
 
     @property
     def port(self) -> int:

@@ -7,6 +7,8 @@ import contextlib
 import io
 import json
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from peer.telemetry.metrics import read_metrics
 from tests.chain_files import read_chain
 from tests.network.bootstraps import BootstrapProcess
 from tests.network.harness import TestSwarm
-from tests.network.processes import PAUSE, JoinedPeer, until
+from tests.network.processes import LAUNCH, LOOPBACK, PAUSE, JoinedPeer, environment, until
 
 MakeSwarm = Callable[..., TestSwarm]
 
@@ -67,13 +69,35 @@ def test_a_run_is_paused_joined_resumed_extended_and_ended(make_swarm: MakeSwarm
             peer.close()
 
 
+class TwoRuns:
+    """`atoll-bootstrap` with two manifests."""
+
+    def __init__(self, folder: Path, *texts: str) -> None:
+        self.folder = folder
+        folder.mkdir()
+        paths = [folder / f"run{number}.yaml" for number in range(len(texts))]
+        for path, text in zip(paths, texts, strict=True):
+            path.write_text(text)
+        flags = ["--json", "--state-dir", str(folder), "--no-nat-port-map", "--host-maddrs", LOOPBACK]
+        self.process = subprocess.Popen(
+            [*LAUNCH, sys.executable, "-m", "bootstrap.cli", *map(str, paths), *flags], env=environment(),
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        assert self.process.stdout is not None
+        self.address: str = json.loads(self.process.stdout.readline())["addresses"][0]
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
 @pytest.mark.long
 @pytest.mark.timeout(400)
 def test_two_runs_at_one_bootstrap_do_not_mix(make_swarm: MakeSwarm, tmp_path: Path) -> None:
     text = make_swarm(steps=5, wait=2.0).manifest_text
     small, large = (text.replace("name: test", f"name: {name}").replace("seed: 3", f"seed: {seed}")
                     for name, seed in (("small", 3), ("large", 4)))  # fmt: skip
-    bootstrap = BootstrapProcess(tmp_path / "bootstrap", small, more=[large])
+    bootstrap = TwoRuns(tmp_path / "bootstrap", small, large)
     peers = {(run, name): JoinedPeer(tmp_path / f"{run}-{name}", bootstrap.address, "--run", run)
              for run in ("small", "large") for name in ("one", "two")}  # fmt: skip
     try:

@@ -21,6 +21,7 @@ from peer.protocol.identity import Identity
 from peer.protocol.manifest import parse_manifest
 from peer.protocol.records import open_manifest, seal_manifest
 from tests.network.bootstraps import DILOCO, MANIFEST
+from tests.network.forked import ForkedBuild
 from tests.train.tiny import tiny_model
 
 TEXT = MANIFEST.format(hidden=16, recipe=DILOCO, steps=5, wait=5.0, total="")
@@ -167,7 +168,7 @@ def open_run(folder, text, **more):
 
     async def run():
         manifest = read_organisers(folder / "run.yaml", more.get("base"))
-        building = GenesisBuild(manifest, folder / "run.yaml", folder, **more)
+        building = ForkedBuild(manifest, folder / "run.yaml", folder, **more)
         await building.start()
         return await building.finish(), building._child is not None
 

@@ -25,7 +25,7 @@ model:
   config: {{vocab_size: 264, hidden_size: {hidden}, intermediate_size: {hidden}, num_hidden_layers: 1,
            num_attention_heads: 2, num_key_value_heads: 2, max_position_embeddings: 64, tie_word_embeddings: true,
            bos_token_id: null, eos_token_id: 1, pad_token_id: 0}}
-data: {{sequence_length: 8}}
+data: {{sequence_length: 8, assignment: free}}
 inner: {{batch_sequences: 4}}
 recipe: {{{recipe}, steps_per_round: {steps}}}
 trust: {{identity_work: 0}}

@@ -11,7 +11,7 @@ from peer.data.packing import PackedTokens
 from peer.protocol.data_spec import PARTS_PER_SHARD
 
 
-class Block(NamedTuple):
+class ShardBlock(NamedTuple):
     """Some parts of one shard: windows, and which of them are the block's."""
 
     windows: PackedTokens
@@ -33,8 +33,8 @@ class TextBlocks(Protocol):
     shard_tokens: float
     available: int
 
-    def block(self, number: int) -> Block:
-        """Block `number`.
+    def block(self, number: int) -> ShardBlock:
+        """ShardBlock `number`.
 
         Raises:
             SourceBusy: it is not there yet; ask again.
@@ -71,10 +71,10 @@ class ResidentBlocks:
         self.shard_tokens = len(windows.tokens) / shards
         self.scattered = np.random.default_rng(seed).permutation(len(windows))
 
-    def block(self, number: int) -> Block:
+    def block(self, number: int) -> ShardBlock:
         """See `TextBlocks.block`."""
         first, end = (len(self.windows) * shard // self.shards for shard in (number, number + 1))
-        return Block(self.windows, self.scattered[first:end])
+        return ShardBlock(self.windows, self.scattered[first:end])
 
     def prepare(self, number: int) -> None:
         """It is there."""

@@ -60,7 +60,7 @@ def least_shard_tokens(manifest: RunManifest, nominal_tokens: int) -> int:
 
 
 @dataclass(frozen=True)
-class Cut:
+class SourceCut:
     """Of one source: how many shards, and about how many tokens each."""
 
     shards: int = 0
@@ -73,7 +73,7 @@ def shared_data(manifest: RunManifest, tokenizer: Tokenizer, nominal_tokens: int
     Raises:
         UserError: a source of this machine that does not exist.
     """
-    spec, text, cuts = manifest.data, SharedText(), list[Cut]()
+    spec, text, cuts = manifest.data, SharedText(), list[SourceCut]()
     least, encoder = least_shard_tokens(manifest, nominal_tokens), DocumentEncoder(tokenizer.encoder(), spec.train_on)
     for number, source in enumerate(spec.sources):
         try:
@@ -93,8 +93,8 @@ def shared_data(manifest: RunManifest, tokenizer: Tokenizer, nominal_tokens: int
             cuts.append(_cut_of_files(found, spec, encoder, least))
         except (FileProblem, SourceBusy, OSError) as problem:
             log.warning("%s is not leased, but shared out by the seeded rule: %s", found.name, problem)
-            cuts.append(Cut())
-    cuts = cuts if sum(cut.shards for cut in cuts) <= MAX_SHARDS else [Cut()]
+            cuts.append(SourceCut())
+    cuts = cuts if sum(cut.shards for cut in cuts) <= MAX_SHARDS else [SourceCut()]
     if not any(cut.shards for cut in cuts):
         return None
     least_tokens = min(cut.shard_tokens for cut in cuts if cut.shards)  # more parts fit a contribution where it is less
@@ -103,13 +103,13 @@ def shared_data(manifest: RunManifest, tokenizer: Tokenizer, nominal_tokens: int
     )
 
 
-def _cut(spec: DataSpec, tokens: int, least: int, files: int) -> Cut:
+def _cut(spec: DataSpec, tokens: int, least: int, files: int) -> SourceCut:
     shards = shard_count(tokens // spec.sequence_length, spec.sequence_length, spec.shard_sequences, least)
     shards = min(max(1, round(shards / files)), MAX_SHARDS // files) * files
-    return Cut(shards, tokens // shards) if shards else Cut()
+    return SourceCut(shards, tokens // shards) if shards else SourceCut()
 
 
-def _cut_of_files(source: TextSource, spec: DataSpec, encoder: DocumentEncoder, least: int) -> Cut:
+def _cut_of_files(source: TextSource, spec: DataSpec, encoder: DocumentEncoder, least: int) -> SourceCut:
     """As many shards of each file, by the sizes of some of them and the first text of one."""
     files = [shard[0].model_copy(update={"sha256": None}) for shard in source.shards]
     if not all(len(shard) == 1 and can_be_cut(shard[0].name) for shard in source.shards):

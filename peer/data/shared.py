@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 import torch
 
-from peer.data.blocks import Block, TextBlocks
+from peer.data.blocks import ShardBlock, TextBlocks
 from peer.data.problems import SourceBusy
 from peer.data.seeded import SeededSegments, SeededShards
 from peer.link.messages import DataUse, Leased, LivePeers
@@ -45,7 +45,7 @@ class SharedWindows:
         self.unleased = 0
         self._piece: Range | None = None  # at hand
         self._borrowed: deque[Range] = deque()  # of the seeded rule, part by part
-        self._block: Block | None = None  # at hand
+        self._block: ShardBlock | None = None  # at hand
         self._order = np.empty(0, dtype=np.int64)
         self._position = self._stop = self._noted = self._resumed = 0
 

@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 
-from peer.data.blocks import Block
+from peer.data.blocks import ShardBlock
 from peer.data.streamed import StreamedSource
 from peer.protocol.data_spec import PARTS_PER_SHARD, SharedData
 
@@ -36,11 +36,11 @@ class StreamBlocks:
         """See `TextBlocks.over`."""
         return self._stream.over
 
-    def block(self, number: int) -> Block:
+    def block(self, number: int) -> ShardBlock:
         """See `TextBlocks.block`."""
         file, index = divmod(number, self._of_file)
         windows = self._stream.stretch(file, (index, self._of_file))
-        return Block(windows, np.arange(len(windows)))
+        return ShardBlock(windows, np.arange(len(windows)))
 
     def prepare(self, number: int) -> None:
         """See `TextBlocks.prepare`."""

@@ -46,7 +46,7 @@ from peer.train.hook import StepHook
 from peer.train.model import build_skeleton
 from peer.train.orders import RankLeader, RankOrder, send_tensors
 from peer.train.ranks import Ranks
-from peer.use.script_ranks import Progress, say_layout, whole_state
+from peer.use.script_ranks import ScriptProgress, say_layout, whole_state
 from peer.use.script_state import load_state_tensors
 
 log = logging.getLogger(__name__)
@@ -82,14 +82,14 @@ class ScriptPeer:
         self._saving: Saving | None = None
         self._peers = 0
 
-    def join(self, addresses: Sequence[PeerAddress]) -> Progress:
+    def join(self, addresses: Sequence[PeerAddress]) -> ScriptProgress:
         """The trainable parameters take the swarm's values."""
         with self._leading(), self._closing:  # what has begun ends if joining fails
             self._arrive(addresses)
             self._closing = self._closing.pop_all()
             return self._done()
 
-    def after_step(self, step: ScriptStep) -> Progress:
+    def after_step(self, step: ScriptStep) -> ScriptProgress:
         """Of all ranks."""
         with self._leading():
             self._sync.after_step(step)
@@ -97,13 +97,13 @@ class ScriptPeer:
                 self._saving.ask_in_passing(self._sync.step)
             return self._done()
 
-    def take_result(self) -> Progress:
+    def take_result(self) -> ScriptProgress:
         """See `Swarm`."""
         with self._leading():
             self._shared.replica.write(self._sync.result)
             return self._done()
 
-    def leave(self) -> Progress:
+    def leave(self) -> ScriptProgress:
         """Write a last checkpoint, or put what the run yields into the model, and say farewell."""
         sync = self._sync
         with self._closing:  # a second Ctrl-C does not wait for the agent's farewell
@@ -141,9 +141,9 @@ class ScriptPeer:
                     self._leader.order(RankOrder.STOP)
             raise
 
-    def _done(self) -> Progress:
+    def _done(self) -> ScriptProgress:
         sync = self._sync
-        progress = Progress(sync.finished, sync.round, sync.step, sync.tokens, self._peers, sync.global_step)
+        progress = ScriptProgress(sync.finished, sync.round, sync.step, sync.tokens, self._peers, sync.global_step)
         if self._leader is not None:
             self._leader.order(RankOrder.DONE, *progress.numbers())
         return progress

@@ -43,7 +43,7 @@ class Call(IntEnum):
     STEP, RESULT, LEAVE = range(3)
 
 
-class Progress(NamedTuple):
+class ScriptProgress(NamedTuple):
     """What a script sees of its swarm, the same on all ranks."""
 
     finished: bool = False
@@ -59,8 +59,8 @@ class Progress(NamedTuple):
         return [*map(int, self[:5]), bits]
 
     @classmethod
-    def of(cls, numbers: list[int]) -> Progress:
-        """The other way round."""
+    def of(cls, numbers: list[int]) -> ScriptProgress:
+        """What `numbers` has written."""
         finished, round, step, tokens, peers, bits, *_ = numbers
         return cls(bool(finished), round, step, tokens, peers, *struct.unpack("<d", struct.pack("<q", bits)))
 
@@ -152,7 +152,7 @@ class FollowingRank:
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, ranks: Ranks) -> None:
         self._model, self._optimizer, self._ranks = model, optimizer, ranks
 
-    def call(self) -> Progress:
+    def call(self) -> ScriptProgress:
         """Follow until rank 0 has done what was called for; -> what it says of the swarm.
 
         Raises:
@@ -164,7 +164,7 @@ class FollowingRank:
             except RuntimeError:
                 raise UserError("rank 0 of this script has ended", GONE) from None
             if kind == RankOrder.DONE:
-                return Progress.of(numbers)
+                return ScriptProgress.of(numbers)
             if kind == RankOrder.STOP:
                 raise UserError("rank 0 of this script failed", "its own output says why")
             self._do(kind, numbers)

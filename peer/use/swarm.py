@@ -19,7 +19,7 @@ from peer.outer.record import RoundRecord
 from peer.protocol.address import parse_peer_address
 from peer.settings import PeerSettings, known_settings, load_settings
 from peer.use.script_peer import ScriptPeer, ScriptStep
-from peer.use.script_ranks import Agreement, Call, FollowingRank, Progress, ranks_of_script
+from peer.use.script_ranks import Agreement, Call, FollowingRank, ScriptProgress, ranks_of_script
 
 SETTINGS = frozenset((
     "nickname", "identity_path", "host_maddrs", "announce_maddrs", "nat_port_map", "client_mode", "direct",
@@ -69,7 +69,7 @@ class Swarm:
         self._settings: PeerSettings = load_settings(given, None, os.environ)
         self._signals = ExitStack()
         self._part: ScriptPeer | FollowingRank | None = None
-        self._progress = Progress()
+        self._progress = ScriptProgress()
         self.records: list[RoundRecord] = []
 
     def __enter__(self) -> Self:
@@ -169,6 +169,6 @@ class Swarm:
         return self._part
 
     @property
-    def _seen(self) -> Progress:
+    def _seen(self) -> ScriptProgress:
         assert self._open is not None
         return self._progress

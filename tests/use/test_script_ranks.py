@@ -20,7 +20,7 @@ import atoll
 from peer.errors import UserError
 from peer.free_weights import layout_of, unwrapped
 from peer.train.ranks import ALONE, Ranks
-from peer.use.script_ranks import Agreement, Call, Progress, ranks_of_script, whole_state
+from peer.use.script_ranks import Agreement, Call, ScriptProgress, ranks_of_script, whole_state
 from peer.use.script_state import load_state_tensors
 from tests.train.in_ranks import in_ranks
 
@@ -85,8 +85,8 @@ def test_ranks_make_the_same_calls(tmp_path: Path) -> None:
     for found in in_ranks(2, tmp_path, work):
         assert found == [[7, True], [2, False], [0, True], True, True]
     assert Agreement(ALONE).reach(Call.STEP, 5, finite=False) == (5, False)
-    progress = Progress(True, 3, 40, 2**40, 8, 0.1)
-    assert Progress.of([*progress.numbers(), 0]) == progress
+    progress = ScriptProgress(True, 3, 40, 2**40, 8, 0.1)
+    assert ScriptProgress.of([*progress.numbers(), 0]) == progress
 
 
 def test_a_model_is_known_by_its_own_names_and_divided_over_all(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ GIVEN_UP_FILE = "given-up.jsonl"
 MAX_BYTES = 1 << 20
 
 
-class GivenUp(Spec):
+class GivenUpClaims(Spec):
     """One round of the branch: what its members said they had trained on."""
 
     round: Annotated[int, Field(ge=0)]
@@ -32,7 +32,7 @@ def keep_given_up(folder: Path, links: Iterable[Link]) -> None:
     """Note them, as far as they claim data and the file has room."""
     path = folder / GIVEN_UP_FILE
     claims = ((link.round, tuple(one.ranges for one in link.roster if one.ranges)) for link in links)
-    lines = b"".join(dump_json(GivenUp(round=round, claims=said)) + b"\n" for round, said in claims if said)
+    lines = b"".join(dump_json(GivenUpClaims(round=round, claims=said)) + b"\n" for round, said in claims if said)
     try:
         if lines and (not path.exists() or path.stat().st_size + len(lines) <= MAX_BYTES):
             with path.open("ab") as file:
@@ -41,9 +41,9 @@ def keep_given_up(folder: Path, links: Iterable[Link]) -> None:
         log.warning("%s is not written: %s", path, error.strerror)
 
 
-def read_given_up(folder: Path) -> Iterator[GivenUp]:
+def read_given_up(folder: Path) -> Iterator[GivenUpClaims]:
     """What was noted; damaged lines are passed over."""
     with contextlib.suppress(FileNotFoundError), (folder / GIVEN_UP_FILE).open("rb") as file:
         for line in file:
             with contextlib.suppress(ProtocolError):
-                yield parse_json(GivenUp, line)
+                yield parse_json(GivenUpClaims, line)

@@ -101,7 +101,7 @@ async def _open_run(
     control = await _steer(node, folder, manifest)
     directory = Directory(node, manifest.run_id)
     if manifest.trust.invited:
-        directory.gate = Gate(manifest.run_id, node.peer_id, control.revokes)
+        directory.gate = Gate(manifest.run_id, node.peer_id, control)
         node.gates = (*node.gates, directory.gate)
         await GuestBook(history.folder, manifest.run_id, node.identity).serve(node, control)
     files = TokenizerFiles(folder, manifest.tokenizer.files)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Protocol
 
 from peer.system.clock import Clock
@@ -21,19 +20,25 @@ class NearRound(Protocol):
     def round_in_s(self) -> float: ...
 
 
+class StopRequest(Protocol):
+    """Whether a signal asks this peer to stop."""
+
+    @property
+    def requested(self) -> bool: ...
+
+
 class Drain:
     """Whether a peer leaves now.
 
     Args:
-        asked: a signal asks it to.
         seconds: after a signal, at most; 0: it leaves at once.
         notice: of the cloud; None: none is looked for.
     """
 
     def __init__(
-        self, asked: Callable[[], bool], seconds: float, notice: SpotNotice | None = None, clock: Clock = time.monotonic
+        self, stop: StopRequest, seconds: float, notice: SpotNotice | None = None, clock: Clock = time.monotonic
     ) -> None:
-        self._asked, self._seconds, self._notice, self._clock = asked, seconds, notice, clock
+        self._stop, self._seconds, self._notice, self._clock = stop, seconds, notice, clock
         self._until: float | None = None
         self._made = 0
         self.sync: NearRound | None = None
@@ -41,7 +46,7 @@ class Drain:
     def leaves(self) -> bool:
         """Whether it is asked to leave and does not make another round; to be called after each step."""
         noticed = self._notice is not None and self._notice.noticed
-        if not (self._asked() or noticed):
+        if not (self._stop.requested or noticed):
             return False
         if self.sync is None:
             return True

@@ -166,7 +166,7 @@ def _run(
 ) -> int:  # fmt: skip
     receive, (console, guard) = _Late(), shown
     notice = SpotNotice(settings.spot_notice) if settings.spot_notice is not None else None
-    drain = Drain(lambda: stop.requested, settings.drain_s, notice)
+    drain = Drain(stop, settings.drain_s, notice)
     try:
         peer, anchor = _arrive(settings, start, agent, receive, drain.leaves, ranks)
     except AgentGoneError as gone:

@@ -16,22 +16,22 @@ class Leaving:
     """A peer that is asked to stop at a time that the test sets."""
 
     def __init__(self, seconds, notice_s=None):
-        self.now, self.asked = 100.0, False
+        self.now, self.requested = 100.0, False
         self.notice = None if notice_s is None else SimpleNamespace(noticed=False, notice_s=notice_s)
-        self.drain = Drain(lambda: self.asked, seconds, self.notice, lambda: self.now)
+        self.drain = Drain(self, seconds, self.notice, lambda: self.now)
         self.sync = self.drain.sync = SimpleNamespace(rounds_contributed=4, round_in_s=8.0)
 
 
 def test_without_a_drain_a_peer_leaves_at_once_and_never_unasked():
     peer = Leaving(0.0)
     assert not peer.drain.leaves()
-    peer.asked = True
+    peer.requested = True
     assert peer.drain.leaves()
 
 
 def test_a_round_within_the_drain_is_made_first():
     peer = Leaving(10.0)
-    peer.asked = True
+    peer.requested = True
     assert not peer.drain.leaves()
     peer.now, peer.sync.round_in_s = 107.0, 0.0
     assert not peer.drain.leaves()
@@ -41,10 +41,10 @@ def test_a_round_within_the_drain_is_made_first():
 
 def test_a_round_that_is_too_far_or_does_not_come_is_not_waited_for():
     peer = Leaving(10.0)
-    peer.asked, peer.sync.round_in_s = True, 11.0
+    peer.requested, peer.sync.round_in_s = True, 11.0
     assert peer.drain.leaves()
     peer = Leaving(10.0)
-    peer.asked = True
+    peer.requested = True
     assert not peer.drain.leaves()
     peer.now, peer.sync.round_in_s = 110.0, 0.0
     assert peer.drain.leaves()

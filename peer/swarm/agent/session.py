@@ -113,7 +113,7 @@ class AgentSession:
         self._nickname = start.nickname or default_nickname(socket.gethostname(), node.peer_id)
         control = await self._follow_control(node, manifest, folder := Path(start.directory), organiser)
         if manifest.trust.invited:
-            gate = Gate(manifest.run_id, organiser, control.revokes)
+            gate = Gate(manifest.run_id, organiser, control)
             node.gates, own_folder = (gate,), history_folder(folder, manifest.run_id)
             await enter(node, gate, manifest.run_id, organiser, own_folder, start.invitation)
         self._channel.tell(Published(
@@ -158,7 +158,7 @@ class AgentSession:
     ) -> RunControl:
         """What the organiser has decided, from now on."""
         control = RunControl.of(history_folder(folder, manifest.run_id), manifest, organiser)
-        self._steering = Steering(control, self._channel, self._note)
+        self._steering = Steering(control, self._channel)
         exchange = control_exchange(node, manifest.run_id, control)
         await exchange.hear(node.introducers)
         await exchange.start()

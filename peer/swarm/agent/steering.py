@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from peer.link.channel import TrainerLink
-from peer.link.messages import Steered
+from peer.link.messages import Notice, Steered
 from peer.protocol.control import Control
 from peer.swarm.state.run_control import RunControl
 
@@ -18,14 +18,10 @@ WORDS = {
 
 
 class Steering:
-    """Hands on what a `RunControl` hears.
+    """Hands on what a `RunControl` hears."""
 
-    Args:
-        note: tells the person at this peer.
-    """
-
-    def __init__(self, control: RunControl, trainer: TrainerLink, note: Callable[[str], None]) -> None:
-        self._control, self._trainer, self._note = control, trainer, note
+    def __init__(self, control: RunControl, trainer: TrainerLink) -> None:
+        self._control, self._trainer = control, trainer
         self._state, self._said = "running", ""
         self._steer: Callable[[], None] | None = None
         if control.newest is not None:  # this peer has shown it in an earlier life
@@ -49,14 +45,14 @@ class Steering:
 
     def _changed(self, control: Control) -> None:
         if control.announcement and control.announcement != self._said:
-            self._note(f"the organiser says: {control.announcement}")
+            self._trainer.tell(Notice(text=f"the organiser says: {control.announcement}"))
         self._said = control.announcement
         self._hand_on()
 
     def _hand_on(self) -> None:
         if self._control.state != self._state:
             self._state = self._control.state
-            self._note(WORDS[self._state])
+            self._trainer.tell(Notice(text=WORDS[self._state]))
         if self._steer is not None:
             self._steer()
             self._tell("paused" if self._control.paused else "running")

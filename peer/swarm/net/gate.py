@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from typing import Protocol
 
 from peer.errors import ProtocolError
 from peer.protocol.invitation import MAX_PASS_CHARS, Pass
 from peer.protocol.wire import Kind
 from peer.swarm.net.stream import FrameStream
 from peer.swarm.runtime.expiring import BoundedMap
+from peer.system.clock import Clock
 
 _REMEMBERED = 4096
 OPEN_TO_ALL = ("control", "invitation")  # what strangers and the expelled may ask
+
+
+class Revocations(Protocol):
+    """The control record of a run."""
+
+    def revokes(self, number: int) -> bool: ...
 
 
 class Gate:
@@ -20,7 +27,7 @@ class Gate:
 
     Args:
         organiser: needs no pass.
-        revoked: whether the invitation of a number is void.
+        control: says which invitations are void; None: all that are signed hold.
         clock: wall-clock seconds.
 
     Attributes:
@@ -28,10 +35,9 @@ class Gate:
     """
 
     def __init__(
-        self, run_id: str, organiser: str, revoked: Callable[[int], bool] = lambda _: False,
-        clock: Callable[[], float] = time.time,
-    ) -> None:  # fmt: skip
-        self._run_id, self._organiser, self._revoked, self._clock = run_id, organiser, revoked, clock
+        self, run_id: str, organiser: str, control: Revocations | None = None, clock: Clock = time.time
+    ) -> None:
+        self._run_id, self._organiser, self._control, self._clock = run_id, organiser, control, clock
         self._prefix = f"atoll/{run_id[:16]}/"
         self._held: BoundedMap[str, Pass] = BoundedMap(_REMEMBERED)
         self._texts: BoundedMap[str, str] = BoundedMap(_REMEMBERED)
@@ -71,4 +77,5 @@ class Gate:
             return ""
         if held.expires_at <= self._clock():
             return f"is out: its invitation {held.number} has expired"
-        return f"is out: its invitation {held.number} is revoked" if self._revoked(held.number) else ""
+        revoked = self._control is not None and self._control.revokes(held.number)
+        return f"is out: its invitation {held.number} is revoked" if revoked else ""

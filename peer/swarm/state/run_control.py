@@ -10,6 +10,7 @@ from pathlib import Path
 from peer.errors import ProtocolError
 from peer.protocol.control import Control, open_control
 from peer.protocol.manifest import RoundSpec, RunManifest
+from peer.system.clock import Clock
 from peer.system.output_files import replace_file
 
 log = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ class RunControl:
     """
 
     def __init__(
-        self, folder: Path, run_id: str, organiser: str, rounds: RoundSpec, clock: Callable[[], float] = time.time
+        self, folder: Path, run_id: str, organiser: str, rounds: RoundSpec, clock: Clock = time.time
     ) -> None:
         self._path, self.run_id, self.organiser = folder / FILE_NAME, run_id, organiser
         self._rounds, self._clock = rounds, clock

@@ -34,7 +34,7 @@ class Control:
 
 
 def gate(control=None, now=NOW):
-    return Gate(RUN, ORGANISER.peer_id, (control or Control()).revokes, lambda: now)
+    return Gate(RUN, ORGANISER.peer_id, control or Control(), lambda: now)
 
 
 def passes(number=1, signer=ORGANISER, run=RUN, peer=GUEST, expires_at=int(NOW) + 3600):
@@ -68,7 +68,7 @@ def test_a_pass_that_the_organiser_has_not_signed_for_this_peer_now_lets_nobody_
 
 def test_a_peer_that_was_in_is_out_once_its_invitation_is_revoked_or_over():
     control, now = Control(), [NOW]
-    guard = Gate(RUN, ORGANISER.peer_id, control.revokes, lambda: now[0])
+    guard = Gate(RUN, ORGANISER.peer_id, control, lambda: now[0])
     assert guard.void(GUEST.peer_id) == ""
     guard.admit(GUEST.peer_id, passes())
     assert guard.void(GUEST.peer_id) == ""
@@ -91,7 +91,7 @@ async def test_every_stream_of_the_run_is_checked_and_those_for_strangers_are_no
 
     for name in (NAME, f"atoll/{RUN[:16]}/control", "atoll/manifest"):
         await host.serve(name, "history", answer)
-    host.gates = (Gate(RUN, STRANGER.peer_id, control.revokes, lambda: NOW),)  # its organiser is elsewhere
+    host.gates = (Gate(RUN, STRANGER.peer_id, control, lambda: NOW),)  # its organiser is elsewhere
     for node, text in ((guest, passes(signer=STRANGER)), (thief, passes(signer=STRANGER))):
         node.gates = (Gate(RUN, STRANGER.peer_id),)
         node.gates[0].own = text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 COMPLETE = "the run is complete"
@@ -12,12 +13,16 @@ ENDED = "the organiser has ended the run"
 class Limits:
     """When a peer is done: at the run's last round or token, when its organiser
     ends it, or after its own number of committed rounds.
+
+    Attributes:
+        stopping: whether this peer was asked to stop; then it waits for nothing.
     """
 
     total_rounds: int | None
     tokens_total: int | None = None
     max_rounds: int | None
     ended: str = ""  # why, whatever the others are
+    stopping: Callable[[], bool] = lambda: False
 
     def reached(self, round: int, contributed: int, swarm_tokens: int = 0) -> str | None:
         """Which limit a peer has reached, in words; None: it continues.

@@ -89,7 +89,7 @@ class LockstepSync(SwarmSync):
         return self._ledger.outstanding is not None or not self._ledger.armed
 
     def _await_anchor(self) -> None:
-        while self._waits and not (self.finished or self._stopping()):
+        while self._waits and not (self.finished or self.limits.stopping()):
             self._attend(WAIT_S)
 
     def _attend(self, timeout_s: float) -> None:

@@ -41,7 +41,6 @@ class SwarmSync:
         on_message: called with every message that the trainer's side wants to see (rounds, swarm, saved).
         clock: monotonic seconds.
         on_drop: called when local progress was dropped: the inner optimizer's moments are of other parameters.
-        stopping: whether this peer was asked to stop; then it waits for nothing.
 
     Attributes:
         rounds_contributed: rounds that hold a contribution of this process.
@@ -55,10 +54,10 @@ class SwarmSync:
     def __init__(
         self, agent: AgentConnection, local: LocalAnchor, schedule: Regular, limits: Limits,
         on_message: Callable[[Message], None], clock: Clock = time.monotonic,
-        on_drop: Callable[[], None] = lambda: None, stopping: Callable[[], bool] = lambda: False,
+        on_drop: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
         self.agent, self._local, self.schedule, self.limits = agent, local, schedule, limits
-        self._on_message, self._on_drop, self._stopping = on_message, on_drop, stopping
+        self._on_message, self._on_drop = on_message, on_drop
         self._tally, self._ledger = TrainingTally(clock), ContributionLedger(local.fragments)
         self._held: Anchor | None = None  # until it is time to merge it
         self._merge_at = self.rounds_contributed = self.swarm_tokens = 0
@@ -219,7 +218,7 @@ class SwarmSync:
     def _rest(self) -> None:
         """Return when the organiser lets the run continue, or this peer is to stop."""
         try:
-            while self.paused and not (self.finished or self._stopping()):
+            while self.paused and not (self.finished or self.limits.stopping()):
                 self.poll(PAUSE_POLL_S)
         except AgentGoneError as gone:
             self._revive(gone)  # the next agent says whether the run is paused still

@@ -121,11 +121,13 @@ def assemble(
     second = trajectory_of(recipe.local, shared.layout, again, lambda one: replica_of(shared.layout, one, leader, 1))
     local = local_anchor(shared, recipe, device, hook if leader is None else RanksLoop(leader, hook), second)
     state = OptimizerState(optimizer, leader)
-    limits = Limits(total_rounds=rounds.total, tokens_total=rounds.tokens_total, max_rounds=settings.max_rounds)
+    limits = Limits(
+        total_rounds=rounds.total, tokens_total=rounds.tokens_total, max_rounds=settings.max_rounds, stopping=stopping
+    )
     # a restarted agent joins this run and no other
     start = start.model_copy(update={"run_id": manifest.run_id})
     connection = AgentConnection(agent, start, shared.mapped)
-    sync = _synchroniser(connection, recipe, local, (optimizer, state.reset), limits, on_message, stopping)
+    sync = _synchroniser(connection, recipe, local, (optimizer, state.reset), limits, on_message)
     if resumed is not None:
         _resume(resumed, recipe, state, sync)
     hook.limit = ComputeLimit.of(recipe.straggler.timeout, device)
@@ -181,13 +183,12 @@ def _resume(resumed: Resumed, recipe: Recipe, state: OptimizerState, sync: Swarm
 
 def _synchroniser(
     agent: AgentConnection, recipe: Recipe, local: LocalAnchor, inner: tuple[Optimizer, Callable[[], None]],
-    limits: Limits, on_message: Callable[[Message], None], stopping: Callable[[], bool],
+    limits: Limits, on_message: Callable[[Message], None],
 ) -> SwarmSync:  # fmt: skip
     """`inner`: the optimizer, and what lets it begin with an empty state."""
     optimizer, reset = inner
     parts: dict[str, Any] = {
         "agent": agent, "local": local, "limits": limits, "on_message": on_message, "on_drop": reset,
-        "stopping": stopping,
     }  # fmt: skip
     if recipe.votes is not None:
         return VotingSync(recipe.votes, **parts)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import pytest
 import torch
@@ -39,10 +40,11 @@ class Peer:
         self.memory.anchor.copy_(torch.arange(NUMEL))
         self.taken, self.stops_after, self.looks = 0, 10**6, 0
         self.sync = LockstepSync(
-            self, stopping=self.stopping, pause=self.pauses.append, agent=AgentConnection(self.agent, START, MAPPED),
+            self, pause=self.pauses.append, agent=AgentConnection(self.agent, START, MAPPED),
             local=LocalAnchor(self.memory, self.replica, SignSgd(lr=1.0)),
             schedule=Every(steps=1, overlap_steps=overlap),
-            limits=Limits(total_rounds=None, max_rounds=None), on_message=self.heard.append, clock=lambda: 0.0,
+            limits=Limits(total_rounds=None, max_rounds=None, stopping=self.stopping), on_message=self.heard.append,
+            clock=lambda: 0.0,
         )
         self.sync.begin(Anchor(round=0, lineage_id=LINEAGE, contributed=None))
 
@@ -213,7 +215,8 @@ def test_steps_that_no_agent_hears_of_are_not_made(peer):
             peer.moves(None)
         return False
 
-    peer.sync._stopping, peer.agent.plan = stopping, [peer.commits]
+    peer.sync.limits = replace(peer.sync.limits, stopping=stopping)
+    peer.agent.plan = [peer.commits]
     peer.sync.after_step(Step())
     assert len(looks) >= 7
     assert (peer.sync.round, peer.sync.dropped, peer.taken) == (1, 1, 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -98,7 +98,8 @@ class LockstepMember(TrainedMember):
         return LocalAnchor(memory, self.parameters, recipe.optimizer, recipe.late_merge, fragments)
 
     def synchroniser(self, recipe: Recipe, parts: dict[str, Any]) -> SwarmSync:
-        return LockstepSync(self.kept, stopping=self.stopping.is_set, schedule=recipe.rounds, **parts)
+        parts["limits"] = replace(parts["limits"], stopping=self.stopping.is_set)
+        return LockstepSync(self.kept, schedule=recipe.rounds, **parts)
 
 
 def drive_lockstep(swarm: TestSwarm, until: Callable[[], bool], timeout_s: float = 60.0) -> None:

@@ -37,7 +37,7 @@ TOKENS = 1000
 class Records:
     """The records of the other peers, as they are at this moment."""
 
-    fresh = True
+    fresh, gate = True, None
 
     def __init__(self, owner):
         self._owner = owner
@@ -73,7 +73,7 @@ class TrainingPeer:
         self.store.restore([])
         self.directory = Records(self)
         context = RunContext(
-            node=node, directory=self.directory, organiser=node.peer_id, 
+            node=node, directory=self.directory, organiser=node.peer_id,
             trainer=self, rng=random.Random(number), plan=replace(RunPlan.of(manifest), nominal_tokens=TOKENS),
         )  # fmt: skip
         self.rounds = LineageRounds(context, self.store)

@@ -208,7 +208,7 @@ def _become(
         logging.disable(logging.NOTSET)
         for handler in filter(None, (reference() for reference in logging._handlerList)):  # type: ignore[attr-defined]
             if type(handler) is logging.StreamHandler:  # bound to a file that may be anything by now
-                handler.setStream(sys.stderr)
+                handler.stream = sys.stderr  # `setStream` would flush the other, which may be closed
         sys.argv = [main.__module__, *arguments]
         main()
         code = 0

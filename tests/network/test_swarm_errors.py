@@ -125,7 +125,8 @@ def test_join_says_what_is_wrong_with_the_run(name: str, tmp_path: Path, places:
 
 @pytest.mark.parametrize("moment", ["while it imports", "while it looks for the run"])
 def test_ctrl_c_while_starting_leaves_nothing_alive(moment: str, tmp_path: Path, places: Places) -> None:
-    peer = JoinedPeer(tmp_path / "early", places.addresses["empty"])
+    env: dict[str, str] | None = {} if moment == "while it imports" else None
+    peer = JoinedPeer(tmp_path / "early", places.addresses["empty"], env=env)
     begun = {
         "while it imports": lambda: peer.agent is not None,
         "while it looks for the run": lambda: peer.daemon is not None,

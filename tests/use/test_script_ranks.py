@@ -66,7 +66,7 @@ def test_an_optimizer_of_divided_parameters_continues_on_one_device_and_the_othe
 
 def test_ranks_make_the_same_calls(tmp_path: Path) -> None:
     def work(ranks: Ranks) -> list[Any]:
-        agreement = Agreement(ranks)
+        agreement, before = Agreement(ranks), signal.getsignal(signal.SIGTERM)
         found: list[Any] = [agreement.reach(Call.STEP, tokens=3 + ranks.rank)]
         found.append(agreement.reach(Call.STEP, 1, finite=ranks.rank == 0))
         with pytest.raises(UserError, match=f"rank {ranks.rank} called {('STEP', 'LEAVE')[ranks.rank]}"):
@@ -80,7 +80,7 @@ def test_ranks_make_the_same_calls(tmp_path: Path) -> None:
             if ranks.rank:
                 with pytest.raises(KeyboardInterrupt):
                     os.kill(os.getpid(), signal.SIGTERM)
-        return [*found, agreement.stopped, signal.getsignal(signal.SIGTERM) == signal.SIG_DFL]
+        return [*found, agreement.stopped, signal.getsignal(signal.SIGTERM) == before]
 
     for found in in_ranks(2, tmp_path, work):
         assert found == [[7, True], [2, False], [0, True], True, True]

@@ -82,5 +82,5 @@ def test_a_pretrained_folder_is_simulated_and_compared_without_a_network(tiny):
         f"name: mine\n{HEAD}model: {{pretrained: ./model}}\ntokenizer: {{kind: folder, name: ./model}}\n"
     )
     assert atoll("compare", "diloco", "--manifest", "./run.yaml", "--train-files", "text.txt", "--peers", 2,
-                 "--tokens", 4 * STEP_TOKENS, "--report", "c.json", "--jobs", 1) == 0
+                 "--tokens", 4 * STEP_TOKENS, "--report", "c.json", "--jobs", 1, "--baseline", "ddp") == 0
     assert [row["status"] for row in figures(tiny / "c.json")] == ["ok", "ok"]

@@ -91,6 +91,7 @@ def pair_error(codec: str) -> float:
     return error
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_hivemind_averages_in_this_environment_where_its_codec_can() -> None:
     right = {"fp16": True, "uniform-8bit": numpy.lib.NumpyVersion(numpy.__version__) < "2.4.0"}

@@ -1,20 +1,25 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from peer.outer.numerics import offload
 from peer.outer.state import outer_state
+from peer.swarm.runtime.timing import STANDARD
 from peer.swarm.state import snapshot_file
 from peer.swarm.state.snapshot_cache import SnapshotCache
 from tests.swarm.network import MemoryNetwork
 from tests.swarm.runs import Run
 from tests.swarm.shelves import NUMEL
 
+QUICK = replace(STANDARD, min_exchange_s=3.0)  # the tests' exchanges are small, and some are meant to fail
+
 
 @pytest.fixture
 async def network():
     """Production nodes that reach each other over socket pairs inside this process."""
-    network = MemoryNetwork()
+    network = MemoryNetwork(QUICK)
     yield network
     await network.close()
 

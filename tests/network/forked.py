@@ -209,6 +209,7 @@ def _become(
         for handler in filter(None, (reference() for reference in logging._handlerList)):  # type: ignore[attr-defined]
             if type(handler) is logging.StreamHandler:  # bound to a file that may be anything by now
                 handler.stream = sys.stderr  # `setStream` would flush the other, which may be closed
+        logging.addLevelName(logging.WARNING, "WARNING")  # hivemind, which no trainer imports, has renamed it
         sys.argv = [main.__module__, *arguments]
         main()
         code = 0

@@ -45,6 +45,7 @@ def test_two_peers_average_and_the_report_says_how_fast(tmp_path, monkeypatch, c
     assert str(tmp_path) not in report.read_text()
 
 
+@pytest.mark.long
 def test_a_second_sitting_takes_over_the_rows_of_the_first(tmp_path, monkeypatch, capsys) -> None:
     words = f"--peers 2 --params 20000 --repeats 1 --systems gloo --json --resume {tmp_path / 'rows'}"
     documents = []

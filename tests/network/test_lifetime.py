@@ -26,6 +26,7 @@ def hangs_up() -> Iterator[None]:
     signal.signal(signal.SIGHUP, before)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 @pytest.mark.usefixtures("hangs_up")
 def test_however_a_trainer_ends_its_agent_and_daemon_end(make_swarm: MakeSwarm, tmp_path: Path) -> None:

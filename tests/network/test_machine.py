@@ -82,6 +82,7 @@ def test_a_signal_to_the_group_of_a_bootstrap_is_quiet(opened: BootstrapCommand,
     assert seconds < 3.0  # .4 s on a machine that does nothing else
 
 
+@pytest.mark.long
 def test_the_address_to_join_is_the_public_one_then_that_of_the_network(tmp_path: Path) -> None:
     joins = {}
     with Internet() as internet:
@@ -220,6 +221,7 @@ def test_without_any_place_for_sockets_the_remedy_is_told(tmp_path: Path, comman
     assert "--host-maddrs" not in done.stderr
 
 
+@pytest.mark.long
 def test_an_edited_manifest_in_the_old_folder_is_another_run(tmp_path: Path, opened: BootstrapCommand) -> None:
     opened.until_open()
     opened.end(signal.SIGTERM)

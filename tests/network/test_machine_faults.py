@@ -129,6 +129,7 @@ def test_parameters_that_become_nan_cost_one_peer_its_progress_and_nothing_else(
             assert all(bool(tensor.isfinite().all()) for named in tensors.values() for tensor in named.values())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("bootstrap", [manifest(f", total: {ROUNDS}")], indirect=True)
 def test_how_a_run_ends_is_said_and_what_is_missing_is_in_the_exit_code(
     tmp_path: Path, bootstrap: BootstrapProcess

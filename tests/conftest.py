@@ -13,7 +13,7 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
-hypothesis.settings.register_profile("atoll", derandomize=True, deadline=None, database=None, max_examples=100)
+hypothesis.settings.register_profile("atoll", derandomize=True, deadline=None, database=None, max_examples=40)
 hypothesis.settings.load_profile("atoll")
 
 

@@ -56,7 +56,7 @@ page: env ## the bootstrap's page in Chromium, which is installed if there is no
 	$(BIN)/pytest tests/page -x -q
 
 slices: env ## real swarms under kills, attacks, partitions, bad links, floods, wrong clocks, NAT: slices of the campaigns
-	$(BIN)/pytest tests/network/chaos -x -q -m "not long" -n $(WORKERS) --dist worksteal
+	$(BIN)/pytest tests/network/chaos -x -q -m "not long" -n 3 --dist worksteal  # they wait more than they compute
 
 architectures: env ## every causal architecture of transformers, tiny, through atoll simulate; into docs/models.md
 	$(BIN)/python -m tests.sim.architectures

@@ -104,11 +104,11 @@ class GuestBook:
         """
         invitation = open_invitation(token, self._run_id, self._identity.peer_id, self._clock())
         if control.revokes(invitation.number):
-            raise UserError(f"the invitation of {invitation.name} is revoked")
+            raise UserError(f"{invitation.name}'s invitation has been revoked")
         bound = self.bound()
         owner = bound.get(invitation.number, peer_id)
         if owner != peer_id:
-            raise UserError(f"the invitation of {invitation.name} is used by another key, {owner}")
+            raise UserError(f"{invitation.name}'s invitation is used by another key, {owner}")
         if invitation.number not in bound:
             peers = {str(number): one for number, one in {**bound, invitation.number: peer_id}.items()}
             _write(self._bound_path, Bound(peers=peers))

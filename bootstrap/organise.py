@@ -157,7 +157,7 @@ def _invite(arguments: argparse.Namespace) -> str:
 def _revoke(arguments: argparse.Namespace) -> str:
     helm, guests = _guests(arguments)
     helm.revoke(guests.number_of(arguments.name))
-    return f"the invitation of {arguments.name} is void: its peer is out of the run within a round"
+    return f"{arguments.name}'s invitation has been revoked: that peer is out of the run within a round"
 
 
 def _invited(arguments: argparse.Namespace) -> str:

@@ -33,7 +33,6 @@ model over a real DHT; a fourth peer joins while it runs, one is killed, and the
 def build_parser() -> argparse.ArgumentParser:
     """The command line of `atoll`."""
     from peer.data.command import add_data_command
-    from peer.demo.run import add_demo_flags
     from peer.explain.command import add_rounds_command
     from peer.explain.history_command import add_history_command
     from peer.run.coverage import add_coverage_command
@@ -42,7 +41,6 @@ def build_parser() -> argparse.ArgumentParser:
     from peer.run.runs import add_runs_command
     from peer.run.tokenizer_command import add_tokenizer_command
     from peer.run.watch import add_watch_command
-    from peer.settings import add_setting_flags
     from peer.sim.cli.commands import add_sim_commands
     from peer.sim.cli.plan_command import add_plan_command
     from peer.use.command import add_use_commands
@@ -50,25 +48,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="atoll", description=DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"atoll {version('atoll')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    join = commands.add_parser(
-        "join",
-        help="join a run and train",
-        description=JOIN_DESCRIPTION,
-        epilog=JOIN_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,  # each setting has two spellings, and argparse takes them for two settings
-    )
-    join.add_argument("addresses", nargs="+", metavar="MULTIADDR", help="address of the bootstrap, or of any peer")
-    add_setting_flags(join)
-    join.set_defaults(run=_join)
-    demo = commands.add_parser(
-        "demo",
-        help="watch a swarm train on this machine",
-        description=DEMO_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_demo_flags(demo)
-    demo.set_defaults(run=_demo)
+    _add_join_command(commands)
+    _add_demo_command(commands)
     add_doctor_command(commands)
     add_watch_command(commands)
     add_rounds_command(commands)
@@ -81,6 +62,35 @@ def build_parser() -> argparse.ArgumentParser:
     add_use_commands(commands)
     add_plan_command(commands)
     return parser
+
+
+def _add_join_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    from peer.settings import add_setting_flags
+
+    join = commands.add_parser(
+        "join",
+        help="join a run and train",
+        description=JOIN_DESCRIPTION,
+        epilog=JOIN_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,  # each setting has two spellings, and argparse takes them for two settings
+    )
+    join.add_argument("addresses", nargs="+", metavar="MULTIADDR", help="address of the bootstrap, or of any peer")
+    add_setting_flags(join)
+    join.set_defaults(run=_join)
+
+
+def _add_demo_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    from peer.demo.run import add_demo_flags
+
+    demo = commands.add_parser(
+        "demo",
+        help="watch a swarm train on this machine",
+        description=DEMO_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_demo_flags(demo)
+    demo.set_defaults(run=_demo)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

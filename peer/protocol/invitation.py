@@ -59,7 +59,7 @@ def open_invitation(token: str, run_id: str, organiser: str, now: float) -> Invi
         )
     if invitation.expires_at <= now:
         hours = (now - invitation.expires_at) / 3600
-        raise UserError(f"the invitation of {invitation.name} expired {hours:.1f} hours ago", ASK)
+        raise UserError(f"{invitation.name}'s invitation expired {hours:.1f} hours ago", ASK)
     return invitation
 
 

@@ -140,7 +140,7 @@ def test_a_run_of_invited_peers_lets_no_other_in_and_puts_a_revoked_one_out(
     swarm = make_swarm(steps=5, wait=2.0)
     swarm.manifest_text = swarm.manifest_text.replace("identity_work: 0", "invited: true")
     bootstrap = swarm.bootstrap()
-    tokens = {name: command(bootstrap.folder, "invite", name).strip() for name in ("one", "two", "three", "late")}
+    tokens = {name: command(bootstrap.folder, "invite", name).strip() for name in ("one", "two", "three", "carol")}
     (tmp_path / "token").write_text(tokens["two"] + "\n")
     given = {"one": tokens["one"], "two": f"@{tmp_path / 'token'}", "three": tokens["three"]}
     peers = [JoinedPeer(tmp_path / n, bootstrap.address, "--invitation", token) for n, token in given.items()]
@@ -149,11 +149,11 @@ def test_a_run_of_invited_peers_lets_no_other_in_and_puts_a_revoked_one_out(
         for peer in peers:
             peer.wait_for(lambda peer=peer: any(len(event["members"]) == 3 for event in peer.committed))
         command(bootstrap.folder, "revoke", "three")
-        command(bootstrap.folder, "revoke", "late")
+        command(bootstrap.folder, "revoke", "carol")
         refused = {
             "stranger": ((), "this run is for invited peers: you gave no invitation"),
             "thief": (("--invitation", tokens["one"]), "is used by another key"),
-            "late": (("--invitation", tokens["late"]), "the invitation of late is revoked"),
+            "carol": (("--invitation", tokens["carol"]), "carol's invitation has been revoked"),
             "damaged": (("--invitation", tokens["one"][:-9]), "the invitation is damaged"),
         }
         outside = {n: JoinedPeer(tmp_path / n, bootstrap.address, *flags) for n, (flags, _) in refused.items()}

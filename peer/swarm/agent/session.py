@@ -35,7 +35,7 @@ from peer.outer.state.outer_state import OuterState
 from peer.protocol.identity_work import IdentityWork
 from peer.protocol.line_limits import LineLimits
 from peer.protocol.manifest import RunManifest
-from peer.protocol.records import PeerRecord
+from peer.protocol.records import PeerRecord, SealedManifest
 from peer.settings import default_nickname
 from peer.swarm.agent.lease_book import LeaseBook
 from peer.swarm.agent.leases import DataLeases
@@ -112,17 +112,7 @@ class AgentSession:
         self._run_id = manifest.run_id
         self._nickname = start.nickname or default_nickname(socket.gethostname(), node.peer_id)
         control = await self._follow_control(node, manifest, folder := Path(start.directory), organiser)
-        if manifest.trust.invited:
-            gate = Gate(manifest.run_id, organiser, control)
-            node.gates, own_folder = (gate,), history_folder(folder, manifest.run_id)
-            await enter(node, gate, manifest.run_id, organiser, own_folder, start.invitation)
-        self._channel.tell(Published(
-            manifest=manifest.model_dump(mode="json"), organiser=organiser, peer_id=node.peer_id,
-            nickname=self._nickname, maddrs=node.maddrs, client=node.client,
-        ))  # fmt: skip
-        node.spawn(self._watch_organiser(node, manifest.run_id, organiser))
-        if not start.restarted:
-            node.spawn(tell_warnings(node, self._note))
+        await self._enter(node, found, control, start)
         asked = IdentityWork(manifest.run_id, manifest.trust.work_bits)
         solving = asyncio.ensure_future(solved(asked, node.peer_id, Path(start.identity_path), self._note))
         directory = Directory(node, manifest.run_id)
@@ -138,20 +128,40 @@ class AgentSession:
             control=control,
         )  # fmt: skip
         rounds, resumed = self._build(context, mapped, folder)
-        await rounds.start()
-        store = rounds.store
-        directory.known = lambda peer_id: store.history.seen[peer_id] > 0 or peer_id == organiser
-        priority, on_return = store.snapshot_cache.priority, rounds.on_return
-        await HistoryServer(
-            node, manifest.run_id, store.history, store.snapshot_cache, priority, on_return, files
-        ).start()
-        directory.follow()
-        directory.announce(lambda: self._describe(directory, rounds, node))
+        await self._serve_others(context, rounds, files)
         node.spawn(reporter.run())
         if directory.gate is not None:
             node.spawn(self._await_expulsion(node, directory.gate))
         await _first_of(self._listen(rounds, reporter), self._work(node, directory, rounds, resumed))
         return 0
+
+    async def _enter(self, node: Node, found: SealedManifest, control: RunControl, start: Start) -> None:
+        """Tell the trainer which run this is; first show the invitation where it asks for one."""
+        organiser, manifest = found.organiser, found.manifest
+        if manifest.trust.invited:
+            gate = Gate(manifest.run_id, organiser, control)
+            node.gates, own_folder = (gate,), history_folder(Path(start.directory), manifest.run_id)
+            await enter(node, gate, manifest.run_id, organiser, own_folder, start.invitation)
+        self._channel.tell(Published(
+            manifest=manifest.model_dump(mode="json"), organiser=organiser, peer_id=node.peer_id,
+            nickname=self._nickname, maddrs=node.maddrs, client=node.client,
+        ))  # fmt: skip
+        node.spawn(self._watch_organiser(node, manifest.run_id, organiser))
+        if not start.restarted:
+            node.spawn(tell_warnings(node, self._note))
+
+    async def _serve_others(self, context: RunContext, rounds: AnyRounds, files: TokenizerFiles) -> None:
+        """Take streams of rounds and of those who ask for history, and be seen in the directory."""
+        node, directory, run_id = context.node, context.directory, context.plan.manifest.run_id
+        await rounds.start()
+        store = rounds.store
+        directory.known = lambda peer_id: store.history.seen[peer_id] > 0 or peer_id == context.organiser
+        priority, on_return = store.snapshot_cache.priority, rounds.on_return
+        await HistoryServer(
+            node, run_id, store.history, store.snapshot_cache, priority, on_return, files
+        ).start()
+        directory.follow()
+        directory.announce(lambda: self._describe(directory, rounds, node))
 
     async def _follow_control(
         self, node: Node, manifest: RunManifest, folder: Path, organiser: str

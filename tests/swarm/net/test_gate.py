@@ -154,9 +154,9 @@ def test_a_token_is_bound_to_the_key_that_shows_it_first_across_restarts(tmp_pat
     assert book(tmp_path).bind(token, GUEST.peer_id, Control()) == text
     with pytest.raises(UserError, match="is used by another key"):
         book(tmp_path).bind(token, THIEF.peer_id, Control())
-    with pytest.raises(UserError, match="the invitation of ada is revoked"):
+    with pytest.raises(UserError, match="ada's invitation has been revoked"):
         book(tmp_path).bind(token, GUEST.peer_id, Control(1))
-    with pytest.raises(UserError, match=r"the invitation of ada expired 1\.0 hours ago"):
+    with pytest.raises(UserError, match=r"ada's invitation expired 1\.0 hours ago"):
         book(tmp_path, NOW + 7200.0).bind(token, GUEST.peer_id, Control())
     assert book(tmp_path).bound() == {1: GUEST.peer_id}
 
@@ -212,7 +212,7 @@ async def test_a_peer_enters_with_a_token_once_and_then_without_the_organisers_n
     with pytest.raises(UserError, match="this run is for invited peers: you gave no invitation"):
         await enters(guest, "")
     text = await enters(guest, token)
-    with pytest.raises(UserError, match="refuses the invitation: the invitation of ada is used by another key"):
+    with pytest.raises(UserError, match="refuses the invitation: ada's invitation is used by another key"):
         await enters(thief, token, "thief")
     network.cut(ORGANISER.peer_id)
     assert await enters(guest, "") == text

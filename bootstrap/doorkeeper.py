@@ -79,7 +79,7 @@ class GuestBook:
         try:
             invitation = Invitation(run_id=self._run_id, number=len(before) + 1, name=name, expires_at=now + valid_s)
         except ValueError:
-            raise UserError(f"{name!r} is not a name", "use letters, digits, '.', '_' and '-', at most 64") from None
+            raise UserError(f"{name!r} is not a name", "use a to z, 0 to 9, '.', '_' and '-', at most 64") from None
         invited = Invited(name=name, expires_at=invitation.expires_at)
         _write(self._list_path, InvitationList(invitations=(*before, invited)))
         return seal_invitation(self._identity, invitation)

@@ -49,17 +49,15 @@ _TRUST = {
     "friends": "trust: {mode: private}",
     "cluster": "trust: {mode: private}",
 }
-_RECIPE = {
-    "strangers": "recipe: {name: lagoon}     # two bits a value both ways, a round every 68 steps",
-    "invited": "recipe: {name: lagoon}     # two bits a value both ways, a round every 68 steps",
-    "friends": "recipe: {name: lagoon}     # two bits a value both ways, a round every 68 steps",
-    "cluster": "recipe: {name: diloco, compressor: int8, steps_per_round: 30}",
-}
+_LOCAL = "each peer's --train-files; without them the source of Python's standard library"
+_SLOW_LINES = "recipe: {name: lagoon}     # two bits a value both ways, a round every 68 steps"
+_FAST_LINES = "recipe: {name: diloco, compressor: int8, steps_per_round: 30}"
 _QUESTIONS = {
     "name": "Name of the run (a-z, 0-9, . _ -)",
     "size": "Size of the model: " + ", ".join(SIZES),
     "audience": "Who takes part: " + ", ".join(AUDIENCES),
-    "data": "Text: 'local' (each peer its own), or a data set of the hub such as HuggingFaceFW/fineweb-edu",
+    "data": "Text: 'local' (each peer's --train-files, else Python's standard library), or a data set of the hub "
+            "such as HuggingFaceFW/fineweb-edu",
     "rounds": "Rounds after which it ends (0: never)",
 }
 DEFAULTS = {"name": "my-run", "size": "125m", "audience": "strangers", "data": "local", "rounds": "0"}
@@ -84,7 +82,11 @@ def init(arguments: argparse.Namespace, ask: Callable[[str], str] = input) -> st
         raise UserError(f"{path} exists", "name another file, or remove it")
     given = {key: getattr(arguments, key) for key in _QUESTIONS}
     if any(value is None for value in given.values()) and (sys.stdin.isatty() or ask is not input):
-        given = {key: value or ask(f"{_QUESTIONS[key]} [{DEFAULTS[key]}]: ").strip() for key, value in given.items()}
+        try:
+            asked = {key: f"{_QUESTIONS[key]} [{DEFAULTS[key]}]: " for key in given}
+            given = {key: value or ask(asked[key]).strip() for key, value in given.items()}
+        except EOFError:
+            raise UserError("the questions were not answered", "give the flags, see --help") from None
     text = manifest_text({key: value or DEFAULTS[key] for key, value in given.items()})
     parse_manifest(text, str(path), ORGANISER)
     try:
@@ -125,10 +127,10 @@ model:
            num_key_value_heads: {size.key_value_heads}, max_position_embeddings: {size.context},
            tie_word_embeddings: true, {tokens}}}
 tokenizer: {"{kind: bytes}           # one token a byte" if local else "{kind: hub, name: openai-community/gpt2}"}
-data:                      # {"each peer trains on its own files: --train-files" if local else "streamed from the hub"}
+data:                      # {_LOCAL if local else "streamed from the hub"}
   sequence_length: {size.context}{source}
 inner: {{learning_rate: {size.rate}, batch_sequences: {size.batch}, schedule: wsd, warmup_steps: 200}}
-{_RECIPE[answers['audience']]}
+{_FAST_LINES if answers['audience'] == 'cluster' else _SLOW_LINES}
 rounds: {{{ends}straggler_wait_s: {10 if answers['audience'] == 'cluster' else 60}, timeout_s: 300}}
 {_TRUST[answers['audience']]}
 """

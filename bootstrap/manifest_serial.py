@@ -11,7 +11,7 @@ from typing import Annotated
 from pydantic import Field
 
 from peer.errors import ProtocolError, UserError
-from peer.protocol.manifest import Digest, Spec
+from peer.protocol.manifest import Digest, Name, PeerIdText, Spec
 from peer.protocol.records import dump_json, parse_json
 
 log = logging.getLogger(__name__)
@@ -19,20 +19,27 @@ FILE_NAME = "manifest-serial.json"
 
 
 class Published(Spec):
-    """The run that was published last, and under which serial."""
+    """The run that was published last, by whom, and under which serial."""
 
     run_id: Digest
+    name: Name
+    organiser: PeerIdText
     serial: Annotated[int, Field(ge=1, lt=2**53)]
 
 
-def manifest_serial(state_dir: Path, run_id: str, clock: Callable[[], float] = time.time) -> int:
+def manifest_serial(
+    state_dir: Path, run: tuple[str, str], organiser: str, clock: Callable[[], float] = time.time
+) -> int:
     """The serial of this run's manifest: the one it had, or one above that of the run before, and not below the time
     in milliseconds, should the file be lost.
+
+    Args:
+        run: its id, and its name.
 
     Raises:
         UserError: the folder cannot be written.
     """
-    path = state_dir / FILE_NAME
+    path, (run_id, name) = state_dir / FILE_NAME, run
     before: Published | None = None
     try:
         before = parse_json(Published, path.read_bytes())
@@ -45,7 +52,7 @@ def manifest_serial(state_dir: Path, run_id: str, clock: Callable[[], float] = t
     serial = max(before.serial + 1 if before is not None else 1, int(clock() * 1000))
     temporary = path.with_suffix(".tmp")
     try:
-        temporary.write_bytes(dump_json(Published(run_id=run_id, serial=serial)))
+        temporary.write_bytes(dump_json(Published(run_id=run_id, name=name, organiser=organiser, serial=serial)))
         temporary.replace(path)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}", "check the disk") from None

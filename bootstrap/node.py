@@ -80,7 +80,8 @@ async def start_bootstraps(
     for genesis, folder in opened:
         manifest = genesis.manifest
         try:
-            blob = seal_manifest(node.identity, manifest, manifest_serial(folder, manifest.run_id))
+            serial = manifest_serial(folder, (manifest.run_id, manifest.name), node.peer_id)
+            blob = seal_manifest(node.identity, manifest, serial)
         except ProtocolError as error:
             raise UserError(f"run {manifest.name}: {error}", "shorten the manifest's model config") from None
         manifests.append(open_manifest(blob))

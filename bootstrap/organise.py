@@ -10,11 +10,9 @@ from pathlib import Path
 
 from bootstrap.control import Helm
 from bootstrap.doorkeeper import GuestBook
-from bootstrap.folders import find_run
+from bootstrap.folders import find_run, is_served, published_in
 from bootstrap.init import add_init_flags, init
-from bootstrap.manifest_serial import FILE_NAME, Published
-from peer.errors import ProtocolError, UserError
-from peer.protocol.records import parse_json
+from peer.errors import UserError
 from peer.run.run_file import kept_manifest
 from peer.swarm.net.keys import load_or_create_identity
 from peer.swarm.state.run_control import CHAIN_NAME, history_folder
@@ -78,15 +76,17 @@ def helm_of(arguments: argparse.Namespace) -> Helm:
     """
     folder = find_run(arguments.state_dir, arguments.name_of_run)
     identity_path = arguments.identity_path or arguments.state_dir / "identity.key"
-    try:
-        published = parse_json(Published, (folder / FILE_NAME).read_bytes())
-    except (OSError, ProtocolError) as error:
-        hint = "start `atoll-bootstrap` there again"
-        raise UserError(f"{folder / FILE_NAME} cannot be read: {error}", hint) from None
+    published = published_in(folder)
     if not identity_path.exists():
         raise UserError(f"there is no key {identity_path}", "name the organiser's key with --identity-path")
-    manifest = kept_manifest(history_folder(folder, published.run_id), published.run_id)
-    return Helm(folder, manifest, load_or_create_identity(identity_path))
+    manifest = kept_manifest(
+        history_folder(folder, published.run_id), published.run_id, "start `atoll-bootstrap` there again"
+    )
+    identity = load_or_create_identity(identity_path)
+    if identity.peer_id != published.organiser:
+        what = f"{identity_path} is the key of {identity.peer_id}; the organiser of {manifest.name} is "
+        raise UserError(what + published.organiser, "name the organiser's key with --identity-path")
+    return Helm(folder, manifest, identity)
 
 
 def _pause(arguments: argparse.Namespace) -> str:
@@ -101,15 +101,20 @@ def _resume(arguments: argparse.Namespace) -> str:
     helm = helm_of(arguments)
     ended = helm.control.state == "finished"
     helm.decide(state="running", **({"rounds_total": None} if ended else {}))
+    total, made = helm.control.rounds_total, _rounds(helm)
+    if total is not None and made >= total:
+        what = f"run {helm.manifest.name} has made all of its {total:,} rounds, so its peers leave"
+        raise UserError(what, f"let it make more: atoll-bootstrap extend --rounds {2 * made}")
     return f"run {helm.manifest.name} continues"
 
 
 def _finish(arguments: argparse.Namespace) -> str:
     helm = helm_of(arguments)
-    before = _rounds(helm)
+    served = is_served(arguments.state_dir)  # else this folder does not know how many rounds were made
+    before = _rounds(helm) if served else 0
     if before and helm.control.state == "running":
         time.sleep(LOOK_S)  # so that all peers hear of the last round before it, and end with the same model
-    made = _rounds(helm)
+    made = _rounds(helm) if served else 0
     last = made + LAST_ROUNDS + HEARD_AFTER * (made - before)
     total = helm.control.rounds_total
     helm.decide(state="finished", rounds_total=min(last, total or last) if made else None)
@@ -131,7 +136,13 @@ def _extend(arguments: argparse.Namespace) -> str:
     changes = {name: value for name, value in changes.items() if value is not None}
     if not changes:
         raise UserError("extend needs --rounds or --tokens", "for example --rounds 2000")
-    made = _rounds(helm)
+    if helm.control.state == "finished":
+        raise UserError(f"run {helm.manifest.name} has been ended", "first `atoll-bootstrap resume`, then extend it")
+    made, before = _rounds(helm), helm.control.rounds_total
+    earlier = arguments.rounds is not None and (before is None or arguments.rounds < before)
+    if earlier and not is_served(arguments.state_dir):
+        raise UserError("this run's node is not running, so the rounds that were made are not known here",
+                        "start `atoll-bootstrap` there first")  # fmt: skip
     if arguments.rounds is not None and arguments.rounds <= made:
         raise UserError(f"--rounds {arguments.rounds}: the run has made {made} rounds",
                         "give more, or end it with `atoll-bootstrap finish`")  # fmt: skip
@@ -151,7 +162,8 @@ def _invite(arguments: argparse.Namespace) -> str:
     if not helm.manifest.trust.invited:
         raise UserError(f"run {helm.manifest.name} is open: peers join it without an invitation",
                         "a run with `trust: {invited: true}` in its manifest is for invited peers")  # fmt: skip
-    return guests.invite(arguments.name, _seconds(arguments.expires))
+    with helm.signing():
+        return guests.invite(arguments.name, _seconds(arguments.expires))
 
 
 def _revoke(arguments: argparse.Namespace) -> str:

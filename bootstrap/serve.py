@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING
 
 import uvloop
 
-from bootstrap.folders import MAX_RUNS, run_folder
+from bootstrap.folders import LOCK_NAME, run_folder
 from bootstrap.genesis import GenesisBuild
 from bootstrap.page.listening import listen, parse_place, url_of
 from peer.base_folder import read_organisers
 from peer.errors import UserError
 from peer.protocol.address import Reach, parse_host_address, parse_peer_address, reach_of
 from peer.protocol.manifest import RunManifest
+from peer.protocol.records import MAX_RUNS
 from peer.swarm.net.keys import check_identity
 from peer.swarm.net.socket_folder import open_socket_folder
 from peer.swarm.runtime.tasks import hush_foreign_noise
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("bootstrap")
 LOG_NAME = "node.log"
-LOCK_NAME = "bootstrap.lock"
 STATUS_PERIOD_S = 10.0
 CLOSE_TIMEOUT_S = 3.0
 REACHES = {
@@ -71,7 +71,9 @@ def run(arguments: argparse.Namespace) -> int:
     listeners = _listen(arguments.http, len(manifests))
     identity_path = arguments.identity_path or arguments.state_dir / "identity.key"
     children_die_with_us()
+    archive = arguments.archive
     with (
+        lock_folder(archive, "archive", "archive.lock") if archive is not None else contextlib.nullcontext(),
         lock_identity(identity_path),
         lock_folder(arguments.state_dir, "state_dir", LOCK_NAME),
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,  # its children run the hook of the line above

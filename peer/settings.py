@@ -154,8 +154,9 @@ class PeerSettings(BaseModel):
     project: str = Field("atoll", min_length=1, max_length=128, description="project there; peers of a run are a group")
     report: UserPath | None = Field(None, description="JSON file for the final figures")
     json_lines: bool = Field(False, alias="json", description="print log lines as JSON instead of the live table")
-    run: Name | None = Field(None, description="name of the run to join, where an address has several; unset: any")
-    run_id: Digest | None = Field(None, description="join only this run; unset: any")
+    run: Name | None = Field(
+        None, description="name of the run to join, where an address has several; unset: the only one there")
+    run_id: Digest | None = Field(None, description="join only this run; unset: the only one there")
     invitation: str | None = Field(
         None, max_length=2048, description="token for a run of invited peers, or @FILE that holds it; once is enough")
     nat_port_map: bool = Field(True, description="ask the router to forward the port (UPnP)")

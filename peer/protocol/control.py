@@ -27,7 +27,6 @@ from peer.protocol.records import (
 )
 
 CONTROL_DOMAIN = "control"
-CONTROL_TTL_S = 110.0  # in the DHT
 VALID_S = 30 * 86400.0  # from its signature until newcomers refuse it
 MAX_ANNOUNCEMENT = 400
 MAX_REVOKED = 256

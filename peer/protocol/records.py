@@ -36,7 +36,8 @@ MAX_EXPIRY_S = 120.0
 PEER_TTL_S = 15.0
 CLOCK_SKEW_S = 3.0  # as hivemind lets two nodes differ
 MANIFEST_TTL_S = 110.0
-CHECKPOINT_TTL_S = 110.0
+MAX_RUNS = 8  # of one node: with four records each they fit what the DHT keeps of a peer
+SHARED_TTL_S = 110.0
 MANIFEST_KEY = "atoll/manifest"
 SpecT = TypeVar("SpecT", bound=Spec)
 
@@ -103,6 +104,11 @@ def seal(identity: Identity, domain: str, payload: bytes) -> bytes:
     return bytes([len(signer)]) + signer + identity.sign(domain, payload) + payload
 
 
+def signer_of(blob: bytes) -> str:
+    """Who says to have signed record bytes that `open_sealed` has taken, or takes."""
+    return blob[1 : 1 + blob[0]].decode("ascii", errors="replace")
+
+
 def open_sealed(domain: str, blob: bytes, limit: int = MAX_RECORD_BYTES) -> tuple[str, bytes]:
     """Signed record bytes -> (signer's peer id, payload).
 
@@ -114,7 +120,7 @@ def open_sealed(domain: str, blob: bytes, limit: int = MAX_RECORD_BYTES) -> tupl
     if not blob or blob[0] > MAX_PEER_ID_CHARS or len(blob) < 1 + blob[0] + SIGNATURE_BYTES:
         raise ProtocolError("truncated record")
     end = 1 + blob[0]
-    signer = blob[1:end].decode("ascii", errors="replace")
+    signer = signer_of(blob)
     signature, payload = blob[end : end + SIGNATURE_BYTES], blob[end + SIGNATURE_BYTES :]
     if not verify(signer, domain, payload, signature):
         raise ProtocolError(f"record of {signer!r} has no valid signature")

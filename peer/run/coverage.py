@@ -88,8 +88,8 @@ def in_words(document: dict[str, Any]) -> str:
     if (given_up := document.get("given_up", {"rounds": 0}))["rounds"]:
         lines.append(
             f"given up by this peer when a split healed: {given_up['rounds']:,} rounds of "
-            f"{given_up['parts'] / per_shard:,.1f} shards, of which the others trained on "
-            f"{given_up['trained_twice'] / per_shard:,.1f}, too"
+            f"{given_up['parts'] / per_shard:,.1f} shards; "
+            f"the others also trained on {given_up['trained_twice'] / per_shard:,.1f} of them"
         )
     return "\n".join(lines)
 

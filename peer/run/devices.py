@@ -170,7 +170,7 @@ class RankProcesses:
                 how = _ended(self._processes[ended[0] - 1].returncode)
                 return self._end_peer(f"rank {ended[0]} on {self.devices[ended[0]]} {how}{self._last(ended[0])}")
             if hung is not None:
-                held = f"has not come on for {self._hung_s:.0f} s, while the others wait for it"
+                held = f"has made no progress for {self._hung_s:.0f} s while the others wait for it"
                 return self._end_peer(f"rank {hung} on {self.devices[hung]} {held}")
 
     def _end_peer(self, why: str) -> None:

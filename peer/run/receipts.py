@@ -59,7 +59,7 @@ def _write(arguments: argparse.Namespace) -> int:
     chain = _chain(arguments.folder, arguments.run_id or "")
     lines = list(certificate_lines(chain, peer_id))
     if not lines:
-        raise UserError(f"{peer_id} is in no round of {len(chain)} of the run", "check --peer")
+        raise UserError(f"{peer_id} is in none of the run's {len(chain)} rounds", "check --peer")
     held = [parse_json(Certificate, line).link for line in lines]
     statement = Statement(
         run_id=chain[0].link.run_id, peer_id=peer_id, rounds=len(held),

@@ -22,15 +22,17 @@ def keep_manifest(folder: Path, manifest: RunManifest) -> None:
     replace_file(folder / RUN_FILE, manifest.canonical())
 
 
-def kept_manifest(folder: Path, run_id: str) -> RunManifest:
-    """The manifest of the run whose checkpoints lie in a folder.
+JOIN_AGAIN = "join the run once more with this output folder, or export from the address of a peer"
+
+
+def kept_manifest(folder: Path, run_id: str, hint: str = JOIN_AGAIN) -> RunManifest:
+    """The manifest of the run whose checkpoints, or history, lie in a folder.
 
     Raises:
         UserError: there is none, or it is that of another run.
     """
     path = folder / RUN_FILE
-    hint = "join the run once more with this output folder, or export from the address of a peer"
-    manifest = parse_manifest(read_limited(path, MAX_MANIFEST_BYTES, "manifest of the checkpoints", hint), str(path))
+    manifest = parse_manifest(read_limited(path, MAX_MANIFEST_BYTES, "manifest of the run", hint), str(path))
     if manifest.run_id != run_id:
         raise UserError(f"{path} is the manifest of run {manifest.run_id[:16]}, not of {run_id[:16]}", hint)
     return manifest

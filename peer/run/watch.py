@@ -40,7 +40,7 @@ def add_watch_command(commands: argparse._SubParsersAction[argparse.ArgumentPars
     add = parser.add_argument
     add("address", metavar="MULTIADDR", help="address of the bootstrap, or of any peer")
     add("--run", dest="run_called", metavar="NAME", help="watch the run of this name, where the address has several")
-    add("--run-id", metavar="ID", help="watch only this run; unset: any")
+    add("--run-id", metavar="ID", help="watch only this run; unset: the only one there")
     add("--once", action="store_true", help="show the run once, as soon as its peers are known, and exit")
     add("--json", action="store_true", help="print JSON, one object a line: the newest figures, all peers, new events")
     parser.set_defaults(run=_watch)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import logging
 import threading
-import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -82,7 +83,9 @@ class SpotNotice:
     def look(self) -> bool:
         """Whether there is a notice now; a service that does not answer gives none."""
         if self._cloud is None:
-            return Path(self._source).exists()
+            with contextlib.suppress(OSError):
+                return Path(self._source).exists()
+            return False
         headers = dict(self._cloud.headers or {})
         if self._cloud.token:
             token = self._ask(self._cloud.token, {"X-aws-ec2-metadata-token-ttl-seconds": "300"}, "PUT")
@@ -100,7 +103,7 @@ class SpotNotice:
             with self._opener.open(request, timeout=ANSWER_S) as answer:
                 content: bytes = answer.read(MAX_ANSWER_BYTES)
                 return content
-        except (OSError, ValueError, urllib.error.HTTPError):  # 404: no notice; or this is another cloud
+        except (OSError, ValueError, http.client.HTTPException):  # 404: no notice; or this is another cloud
             return None
 
     @staticmethod
@@ -108,5 +111,5 @@ class SpotNotice:
         try:
             document = json.loads(answer)
             return any(event.get("EventType") == "Preempt" for event in document.get("Events", ()))
-        except (ValueError, AttributeError, TypeError):
+        except (ValueError, AttributeError, TypeError, RecursionError):
             return False

@@ -20,7 +20,18 @@ from peer.errors import UserError
 from peer.free_weights import layout_of
 from peer.link.agent_connection import AgentConnection
 from peer.link.limits import Limits
-from peer.link.messages import Anchor, LivePeers, Message, Published, RoundEnded, Saved, Stop, Stopped, TokenizerFetched
+from peer.link.messages import (
+    Anchor,
+    LivePeers,
+    Message,
+    Notice,
+    Published,
+    RoundEnded,
+    Saved,
+    Stop,
+    Stopped,
+    TokenizerFetched,
+)
 from peer.link.shared_vectors import SharedVectors
 from peer.link.supervisor import AgentGoneError, AgentProcess
 from peer.link.sync import SwarmSync
@@ -29,6 +40,7 @@ from peer.outer.recipe.recipe import Recipe
 from peer.outer.record import RoundRecord
 from peer.outer.state.flat_layout import FlatLayout, trained_parameters
 from peer.protocol.address import PeerAddress
+from peer.protocol.invitation import ASK
 from peer.run.assemble import plan_of
 from peer.run.checkpointing import Inner, Saving, inner_half
 from peer.run.join import LOCK_NAME
@@ -45,8 +57,7 @@ from peer.system.preflight import check_output_dir, check_reachable, lock_identi
 from peer.train.hook import StepHook
 from peer.train.model import build_skeleton
 from peer.train.orders import RankLeader, RankOrder, send_tensors
-from peer.train.ranks import Ranks
-from peer.use.script_ranks import ScriptProgress, say_layout, whole_state
+from peer.use.script_ranks import Agreement, ScriptProgress, say_layout, whole_state
 from peer.use.script_state import load_state_tensors
 
 log = logging.getLogger(__name__)
@@ -66,17 +77,18 @@ class ScriptPeer:
 
     Args:
         model: not wrapped.
-        ranks: that train it, this one first.
+        agreement: of the ranks that train it, this one first.
 
     Attributes:
         records: of the rounds that this peer saw.
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, settings: PeerSettings, ranks: Ranks,
-        records: list[RoundRecord],
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, settings: PeerSettings,
+        agreement: Agreement, records: list[RoundRecord],
     ) -> None:  # fmt: skip
         self._model, self._optimizer, self._settings, self.records = model, optimizer, settings, records
+        self._agreement, ranks = agreement, agreement.ranks
         self._leader = RankLeader(ranks, SharedVectors()) if ranks.count > 1 else None
         self._closing = ExitStack()
         self._saving: Saving | None = None
@@ -104,7 +116,11 @@ class ScriptPeer:
             return self._done()
 
     def leave(self) -> ScriptProgress:
-        """Write a last checkpoint, or put what the run yields into the model, and say farewell."""
+        """Write a last checkpoint, or put what the run yields into the model, and say farewell.
+
+        Raises:
+            UserError: this peer is no longer invited.
+        """
         sync = self._sync
         with self._closing:  # a second Ctrl-C does not wait for the agent's farewell
             with self._leading():
@@ -117,6 +133,8 @@ class ScriptPeer:
                     self._shared.replica.write(sync.result)
                 progress = self._done()
             self._say_farewell(LINGER_S if sync.finished else 0.0)
+        if sync.expelled:
+            raise UserError(f"this peer {sync.expelled}", ASK)
         return progress
 
     def abandon(self) -> None:
@@ -198,7 +216,8 @@ class ScriptPeer:
         device = next(iter(trained_parameters(self._model).values())).device
         rounds = plan.manifest.rounds
         limits = Limits(
-            total_rounds=rounds.total, tokens_total=rounds.tokens_total, max_rounds=self._settings.max_rounds
+            total_rounds=rounds.total, tokens_total=rounds.tokens_total, max_rounds=self._settings.max_rounds,
+            stopping=lambda: self._agreement.signalled,
         )
         local = local_anchor(self._shared, plan.recipe, device, StepHook())
         return SwarmSync(connection, local, plan.recipe.rounds, limits, self._on_message, on_drop=self._drop_state)
@@ -250,6 +269,8 @@ class ScriptPeer:
             self.records.append(message.record)
         elif isinstance(message, LivePeers):
             self._peers = len(message.peers)
+        elif isinstance(message, Notice):
+            log.warning("%s", message.text)
         elif isinstance(message, Saved) and self._saving is not None:
             self._saving.answered(message, self._sync.step, self._sync.round)
 

@@ -94,10 +94,13 @@ class Agreement:
 
     A signal that ends the script is raised in all of them after the same step, as KeyboardInterrupt, so that they can
     write one checkpoint; a second one at once.
+
+    Attributes:
+        signalled: this rank has got such a signal.
     """
 
     def __init__(self, ranks: Ranks) -> None:
-        self.ranks, self._signalled = ranks, False
+        self.ranks, self.signalled = ranks, False
         self.stopped = False
 
     @contextmanager
@@ -112,9 +115,9 @@ class Agreement:
                 signal.signal(number, handler)
 
     def _on_signal(self, *_: object) -> None:
-        if self._signalled:
+        if self.signalled:
             raise KeyboardInterrupt
-        self._signalled = True
+        self.signalled = True
 
     def reach(self, call: Call, tokens: int = 0, finite: bool = True) -> tuple[int, bool]:
         """-> (tokens of all ranks, whether the values of all are finite).
@@ -127,7 +130,7 @@ class Agreement:
             return tokens, finite
         calls = [int(call == one) for one in Call]
         try:
-            *calls, tokens, wrong, signals = self.ranks.totals([*calls, tokens, not finite, self._signalled])
+            *calls, tokens, wrong, signals = self.ranks.totals([*calls, tokens, not finite, self.signalled])
         except RuntimeError:
             raise UserError("another rank of this script has ended", GONE) from None
         if calls[call] != self.ranks.count:
@@ -161,13 +164,14 @@ class FollowingRank:
         while True:
             try:
                 kind, numbers = next_order(self._ranks)
-            except RuntimeError:
-                raise UserError("rank 0 of this script has ended", GONE) from None
+                if kind not in (RankOrder.DONE, RankOrder.STOP):
+                    self._do(kind, numbers)
+            except RuntimeError as error:
+                raise UserError("rank 0 of this script has ended", GONE) from error
             if kind == RankOrder.DONE:
                 return ScriptProgress.of(numbers)
             if kind == RankOrder.STOP:
                 raise UserError("rank 0 of this script failed", "its own output says why")
-            self._do(kind, numbers)
 
     def _do(self, kind: RankOrder, numbers: list[int]) -> None:
         if kind == RankOrder.BUILD:

@@ -79,7 +79,7 @@ class Swarm:
         model, self._ranks = unwrapped(self._model), Agreement(ranks)
         part: ScriptPeer | FollowingRank
         if ranks.rank == 0:
-            part = ScriptPeer(model, self._optimizer, self._settings, ranks, self.records)
+            part = ScriptPeer(model, self._optimizer, self._settings, self._ranks, self.records)
             self._progress = part.join(self._addresses)
         else:
             part = FollowingRank(model, self._optimizer, ranks)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import itertools
 import json
+import subprocess
+import sys
 
 import pytest
 
 from bootstrap.cli import main
+from bootstrap.folders import LOCK_NAME
 from bootstrap.init import AUDIENCES, DEFAULTS, SIZES, manifest_text
 from peer.errors import UserError
 from peer.outer.recipe.plan import RunPlan
@@ -16,6 +19,7 @@ from peer.protocol.invitation import open_invitation
 from peer.protocol.manifest import RunManifest, parse_manifest
 from peer.run.run_file import keep_manifest
 from peer.swarm.state.run_control import RunControl, history_folder
+from peer.system.file_lock import lock_folder
 
 NOW = 1_000_000_000.0
 
@@ -34,7 +38,9 @@ def opened(tmp_path):
         })  # fmt: skip
         folder = tmp_path / name
         keep_manifest(history_folder(folder, manifest.run_id), manifest)
-        (folder / "manifest-serial.json").write_text(json.dumps({"run_id": manifest.run_id, "serial": 1}))
+        (folder / "manifest-serial.json").write_text(json.dumps({
+            "run_id": manifest.run_id, "name": name, "organiser": organiser.peer_id, "serial": 1,
+        }))
         manifests[name] = manifest
     return tmp_path, organiser.peer_id, manifests
 
@@ -69,10 +75,51 @@ def test_the_end_is_not_moved_behind_what_has_been_made(opened, capsys):
     folder, organiser, manifests = opened
     chain = history_folder(folder / "small", manifests["small"].run_id) / "chain.jsonl"
     chain.write_text("{}\n" * 30)
-    code, said = command(capsys, folder, "extend", "--rounds", "30")
+    code, said = command(capsys, folder, "extend", "--rounds", "35")
+    assert (code, "node is not running, so the rounds that were made are not known" in said) == (2, True)
+    with lock_folder(folder, "state_dir", LOCK_NAME):  # as its node
+        code, said = command(capsys, folder, "extend", "--rounds", "30")
     assert (code, "--rounds 30: the run has made 30 rounds" in said) == (2, True)
     assert command(capsys, folder, "extend", "--tokens", "5000")[1].startswith("run small ends with 40 rounds or 5,000")
     assert control(folder, organiser, manifests["small"]).tokens_total == 5000
+
+
+def test_a_run_that_has_made_all_its_rounds_continues_when_it_is_extended(opened, capsys):
+    folder, organiser, manifests = opened
+    assert command(capsys, folder, "finish")[0] == 0
+    code, said = command(capsys, folder, "extend", "--rounds", "90")
+    assert (code, "first `atoll-bootstrap resume`" in said) == (2, True)
+    chain = history_folder(folder / "small", manifests["small"].run_id) / "chain.jsonl"
+    chain.write_text("{}\n" * 40)
+    code, said = command(capsys, folder, "resume")
+    assert (code, "has made all of its 40 rounds" in said, "extend --rounds 80" in said) == (2, True, True)
+    assert command(capsys, folder, "extend", "--rounds", "80")[0] == 0
+    held = control(folder, organiser, manifests["small"])
+    assert (held.state, held.rounds_total) == ("running", 80)
+
+
+def test_another_key_signs_nothing_and_a_damaged_record_is_not_replaced(opened, capsys):
+    folder, organiser, manifests = opened
+    other = folder / "other.key"
+    other.write_bytes(Identity.generate().to_bytes())
+    other.chmod(0o600)
+    code, said = command(capsys, folder, "pause", "--identity-path", str(other))
+    assert (code, f"the organiser of small is {organiser}" in said) == (2, True)
+    assert command(capsys, folder, "pause")[0] == 0
+    record = control(folder, organiser, manifests["small"]).path
+    record.write_bytes(b"damaged")
+    code, said = command(capsys, folder, "resume")
+    assert (code, "is damaged, or signed by another key" in said) == (2, True)
+    assert record.read_bytes() == b"damaged"
+
+
+def test_commands_at_the_same_time_lose_no_invitation(opened):
+    folder, _, manifests = opened
+    command = [sys.executable, "-m", "bootstrap.cli", "invite", "--state-dir", str(folder), "--run", "large"]
+    both = [subprocess.Popen([*command, name], stdout=subprocess.DEVNULL) for name in ("ada", "bob")]
+    assert [one.wait(60) for one in both] == [0, 0]
+    kept = json.loads((history_folder(folder / "large", manifests["large"].run_id) / "invitations.json").read_text())
+    assert sorted(one["name"] for one in kept["invitations"]) == ["ada", "bob"]
 
 
 @pytest.mark.parametrize(

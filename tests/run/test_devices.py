@@ -118,7 +118,7 @@ def test_a_rank_that_the_others_wait_for_is_named(tmp_path: Path) -> None:
     finally:
         processes.close()
     assert lost is not None
-    assert lost.what == "rank 1 on cpu has not come on for 1 s, while the others wait for it"
+    assert lost.what == "rank 1 on cpu has made no progress for 1 s while the others wait for it"
     assert ended == []
     assert not (tmp_path / "ranks").exists()
 

@@ -99,6 +99,6 @@ def test_who_must_have_signed_it_can_be_asked_for(written, capsys):
 def test_a_peer_that_was_in_no_round_gets_none(written, tmp_path, capsys):
     folder, *_ = written
     assert command("write", folder, "--peer", Identity.generate().peer_id) == 2
-    assert "is in no round of 5" in capsys.readouterr().err
+    assert "is in none of the run's 5 rounds" in capsys.readouterr().err
     assert command("write", tmp_path) == 2
     assert "holds no key" in capsys.readouterr().err

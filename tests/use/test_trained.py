@@ -189,7 +189,7 @@ def test_what_holds_no_model_is_refused_with_the_remedy(saved: Saved, tmp_path: 
     with pytest.raises(UserError, match=f"is the manifest of run {other.run_id[:16]}, not of"):
         open_trained(saved.output)
     (saved.checkpoint.parent / RUN_FILE).unlink()
-    with pytest.raises(UserError, match="manifest of the checkpoints"):
+    with pytest.raises(UserError, match="manifest of the run"):
         open_trained(saved.output)
     inventory = saved.checkpoint / INVENTORY_FILE
     inventory.write_bytes(inventory.read_bytes()[:-20])

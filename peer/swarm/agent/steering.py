@@ -12,7 +12,7 @@ from peer.swarm.state.run_control import RunControl
 
 WORDS = {
     "paused": "the organiser has paused the run: nothing is lost, and training continues when the run does",
-    "running": "the organiser lets the run continue",
+    "running": "the organiser has resumed the run",
     "finished": "the organiser ends the run: this peer makes the last rounds, exports the model and leaves",
 }
 

@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from peer.errors import ProtocolError, in_words
-from peer.protocol.records import CHECKPOINT_TTL_S, MAX_RECORD_BYTES
+from peer.protocol.control import control_key
+from peer.protocol.records import MAX_RECORD_BYTES, SHARED_TTL_S, signer_of
 from peer.protocol.wire import Kind
 from peer.swarm.net.directory import read_records, write_record
 from peer.swarm.net.node import Node
@@ -89,13 +90,13 @@ class RecordExchange:
             await self.read()
             sealed, now = self._held.sealed, self._node.clock()
             if sealed is not None and (sealed != written or now >= written_at + self._node.timing.manifest_period_s):
-                signer = sealed[1 : 1 + sealed[0]].decode()
-                await write_record(self._node, self._key, sealed, time.time() + CHECKPOINT_TTL_S, owner=signer)
+                expires_at = time.time() + SHARED_TTL_S
+                await write_record(self._node, self._key, sealed, expires_at, owner=signer_of(sealed))
                 written_at, written = now, sealed
             await asyncio.sleep(self._period_s)
 
 
 def control_exchange(node: Node, run_id: str, control: HeldRecord) -> RecordExchange:
     """That of the organiser's control records."""
-    key = f"atoll/{run_id}/control"
-    return RecordExchange(node, f"atoll/{run_id[:16]}/control", key, control, node.timing.control_period_s)
+    name, period_s = f"atoll/{run_id[:16]}/control", node.timing.control_period_s
+    return RecordExchange(node, name, control_key(run_id), control, period_s)

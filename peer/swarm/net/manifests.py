@@ -13,6 +13,7 @@ from peer.protocol.records import (
     MANIFEST_KEY,
     MANIFEST_TTL_S,
     MAX_RECORD_BYTES,
+    MAX_RUNS,
     SealedManifest,
     open_manifest,
 )
@@ -23,7 +24,6 @@ from peer.swarm.net.stream import FrameStream, StreamClosedError
 
 log = logging.getLogger(__name__)
 MANIFEST_NAME = "atoll/manifest"
-MAX_RUNS = 16  # that one node hands out
 
 
 async def publish_manifests(node: Node, manifests: Mapping[str, bytes], rng: random.Random) -> None:

@@ -31,6 +31,7 @@ class RunControl:
         clock: wall-clock seconds.
 
     Attributes:
+        path: of the file that keeps it.
         newest: the record, None before the first.
         kept: whether it is on disk.
         on_change: called with each newer record.
@@ -39,10 +40,11 @@ class RunControl:
     def __init__(
         self, folder: Path, run_id: str, organiser: str, rounds: RoundSpec, clock: Clock = time.time
     ) -> None:
-        self._path, self.run_id, self.organiser = folder / FILE_NAME, run_id, organiser
+        self.path, self.run_id, self.organiser = folder / FILE_NAME, run_id, organiser
         self._rounds, self._clock = rounds, clock
         self.newest: Control | None = None
         self.sealed: bytes | None = None
+        self._refused: bytes | None = None  # of the file, so that it is reported once
         self.kept = True
         self.on_change: Callable[[Control], None] = lambda _: None
         self.reload()
@@ -55,13 +57,14 @@ class RunControl:
     def reload(self) -> None:
         """Take what is on disk, which may be expired: this node has obeyed it before."""
         try:
-            blob = self._path.read_bytes()
-            if blob != self.sealed:
+            blob = self.path.read_bytes()
+            if blob not in (self.sealed, self._refused):
+                self._refused = blob
                 self._take(blob, open_control(blob, self.run_id, self.organiser))
         except FileNotFoundError:
             pass
         except (OSError, ProtocolError) as error:
-            log.warning("%s is not used: %s", self._path, error)
+            log.warning("%s is not used: %s", self.path, error)
 
     def offer(self, blob: bytes) -> bool:
         """Take a record that is newer than the one here; True if it was.
@@ -74,8 +77,8 @@ class RunControl:
             return False
         self.kept = False
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(self._path, blob)
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(self.path, blob)
         except OSError as error:
             log.warning("the control record is not kept: %s", error)
         else:
@@ -88,6 +91,11 @@ class RunControl:
         self.newest, self.sealed = control, blob
         self.on_change(control)
         return True
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the file exists, whatever it holds."""
+        return self.path.exists()
 
     @property
     def state(self) -> str:

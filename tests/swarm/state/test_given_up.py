@@ -42,7 +42,7 @@ def test_a_branch_that_is_given_up_is_counted_with_what_the_others_trained_too(t
     store.advance([*other, *branch("0:8-12", after=other)[3:]])  # the same branch, longer: nothing is given up
     assert given_up_in(tmp_path, store.coverage) == {"rounds": 2, "parts": 12, "trained_twice": 8}
     document = {"run": "r", "rounds": 4, "given_up": found, **store.coverage.document()}
-    said = "given up by this peer when a split healed: 2 rounds of 0.8 shards, of which the others trained on 0.2, too"
+    said = "given up by this peer when a split healed: 2 rounds of 0.8 shards; the others also trained on 0.2 of them"
     assert said in in_words(json.loads(json.dumps(document)))
 
 

@@ -237,7 +237,7 @@ async def _report_until(stop: asyncio.Event, bootstrap: Bootstrap, as_json: bool
         peers = bootstrap.directory.peers
         rounds = max((record.round for record in peers.values()), default=rounds)
         speed = sum(record.tokens_per_s for record in peers.values())
-        status = f"{len(peers)} peers, round {rounds}"
+        status = f"{len(peers)} {'peer' if len(peers) == 1 else 'peers'}, round {rounds}"
         if as_json:
             figures = {"peers": len(peers), "round": rounds, "tokens_per_s": speed}
             say(json.dumps({"event": "status", **({} if alone else {"run": name}), **figures}))

@@ -24,7 +24,7 @@ from peer.protocol.wire import (
 from peer.swarm.group.roster import JOIN_DOMAIN, roster_key
 from peer.swarm.net.directory import write_record
 from peer.swarm.net.stream import FrameStream, StreamClosedError
-from tests.network.chaos.attacker import Attacker, GivenUpError, header
+from tests.network.chaos.attacker import SEAT_WITHIN_S, Attacker, GivenUpError, header
 from tests.network.chaos.scripts import ATTACKS, FLOOD, HEAVIER, Script, attack
 
 __all__ = ["ATTACKS"]
@@ -135,12 +135,12 @@ async def _(a: Attacker) -> None:
 # -- a member of the group ---------------------------------------------------------------------------------------------
 
 
-def _member(*frames: tuple[Kind, bytes], linger_s: float = 2.0) -> Script:
+def _member(*frames: tuple[Kind, bytes], linger_s: float = 2.0, seat_within_s: float = SEAT_WITHIN_S) -> Script:
     """Take a seat, begin the exchange properly, then say this to everybody."""
 
     async def script(a: Attacker) -> None:
         a.absorb()
-        _, group_id = await a.take_seat()
+        _, group_id = await a.take_seat(seat_within_s)
         streams = []
         for peer_id in a.honest:
             with contextlib.suppress(StreamClosedError):
@@ -174,7 +174,7 @@ async def _(a: Attacker) -> None:
     await _member((Kind.ABORT, blame), linger_s=0.2)(a)
     with contextlib.suppress(GivenUpError):  # the others may refuse a seat to a member that has ended their round
         for _ in range(2):
-            await _member((Kind.ABORT, blame), linger_s=0.2)(a)
+            await _member((Kind.ABORT, blame), linger_s=0.2, seat_within_s=5.0)(a)
 
 
 @attack("member: says nothing until the deadline")

@@ -65,7 +65,10 @@ def measure(arguments: argparse.Namespace, say: Say) -> BenchReport:
             found[name], committed = _in_run(arguments, Path(folder), others, say)
     return BenchReport(
         name=NAME, about=ABOUT, seed=arguments.seed, figures=figures(found, committed), samples=found,
-        notes="A ratio is the median of those of the blocks: neighbours in time see the same machine."
+        notes=(
+            "A ratio is the median of those of the blocks: neighbours in time see the same machine. In the pair, two "
+            "scripts and their agents share the cores: a round of one takes the time of the other's steps."
+        )
         + (" Seconds are those of this process's processor time." if arguments.processor_time else ""),
         options=(
             "--blocks", str(arguments.blocks), "--steps", str(arguments.steps), "--round", str(arguments.round),

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 LATE_S = 4.0  # of a deadline of 5 s and a little
-HOW = ("contribution", "reduced", "victim", "late", "quit")
+DRIP_S = 0.5  # between two bytes
+HOW = ("contribution", "reduced", "victim", "late", "quit", "drip")
 
 
 def stall(folder: Path, how: str, victim: str = "") -> None:
@@ -33,7 +34,13 @@ def _told(path: Path) -> tuple[str, str]:
 
 def stalled(send: Callable[..., Awaitable[None]], path: Path) -> Callable[..., Awaitable[None]]:
     """`FrameStream.send` of an agent that stalls."""
-    from peer.protocol.wire import Kind
+    from peer.protocol.wire import Kind, pack_header
+
+    async def drip(stream: Any, kind: Kind, body: bytes) -> None:
+        stream._pipe.write(pack_header(kind, len(body)))
+        for place in range(len(body)):
+            await asyncio.sleep(DRIP_S)
+            stream._pipe.write(bytes(body[place : place + 1]))
 
     async def sends(stream: Any, kind: Kind, *rest: Any, **options: Any) -> None:
         how, victim = _told(path) if kind in (Kind.CONTRIBUTION, Kind.SEAL_REDUCED) else ("", "")
@@ -43,6 +50,8 @@ def stalled(send: Callable[..., Awaitable[None]], path: Path) -> Callable[..., A
             await asyncio.Event().wait()
         if kind is Kind.CONTRIBUTION and how == "late":
             await asyncio.sleep(LATE_S)
+        if kind is Kind.CONTRIBUTION and how == "drip":
+            await drip(stream, kind, *rest)
         if kind is Kind.CONTRIBUTION and how == "quit":
             stream.close()
         await send(stream, kind, *rest, **options)

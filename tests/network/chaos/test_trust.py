@@ -1,4 +1,4 @@
-"""Four production peers, one of which trains backwards or sends a thousand times too much, in an open run."""
+"""Four production peers, one of which trains backwards, sends a thousand times too much, or zeros, in an open run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.timeout(300)
 MakeSwarm = Callable[..., TestSwarm]
 
 
-@pytest.mark.parametrize("factor", [-1.0, 1000.0], ids=["backwards", "a thousand times too much"])
+@pytest.mark.parametrize("factor", [-1.0, 1000.0, 0.0], ids=["backwards", "a thousand times too much", "zeros"])
 def test_an_open_run_tolerates_one_byzantine_peer_of_four_and_names_it(make_swarm: MakeSwarm, factor: float) -> None:
     swarm = make_swarm(steps=5, min_group=4)  # of fewer, nobody can tell who lies
     genesis = swarm.bootstrap().genesis()

@@ -23,7 +23,7 @@ from peer.outer.policy.straggler import Quorum
 from peer.outer.recipe.published import RECIPES
 from peer.outer.recipe.recipe import PARTS, Recipe
 from peer.outer.recipe.resolve import missing_on_a_swarm, resolve
-from peer.outer.topology.topologies import AllPeers, BandwidthMatching, Neighbours
+from peer.outer.topology.topologies import AllPeers, BandwidthMatching, Groups, Neighbours
 from peer.protocol.manifest import RecipeSpec
 from peer.sim.campaign.label import parse_label
 from peer.sim.cli.commands import add_sim_commands
@@ -110,11 +110,14 @@ def bytes_per_step(recipe: Recipe) -> float:
     payload = bound(recipe.compressor).wire_bytes(PARAMETERS)
     if not isinstance(recipe.topology, AllPeers):
         # Two peers with anchors of their own send the anchor and the difference.
-        sent = payload * (2.0 if recipe.payload == "delta" else 1.0)
+        others = PEERS - 1 if isinstance(recipe.topology, Groups) else 1
+        sent = payload * others * (2.0 if recipe.payload == "delta" else 1.0)
     elif recipe.exchange == "gather":
         sent = float(gather_traffic([payload] * PEERS)[0])
     else:
         sent = float(reduce_traffic(PEERS, payload, payload)[0])
+    if recipe.moments is not None:
+        sent *= 1.0 + 1.0 / recipe.moments.first + 1.0 / recipe.moments.second
     return sent / recipe.steps_per_round
 
 
@@ -122,8 +125,10 @@ def formula_cell(recipe: Recipe) -> str:
     """`bytes_per_step` as a formula in n, R and H."""
     if not isinstance(recipe.topology, AllPeers):
         sent = "2 n" if recipe.payload == "delta" else "n"
+        sent += " (R - 1)" if isinstance(recipe.topology, Groups) else ""
     else:
-        sent = "n (R - 1)" if recipe.exchange == "gather" else "2 n (R - 1) / R"
+        twice = 2 if recipe.moments is None else 3
+        sent = "n (R - 1)" if recipe.exchange == "gather" else f"{twice} n (R - 1) / R"
     return sent if recipe.steps_per_round == 1 else f"{sent} / {recipe.steps_per_round}"
 
 

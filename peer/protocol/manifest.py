@@ -148,13 +148,16 @@ class RecipeSpec(Spec):
     exchange: Literal["reduce", "gather"] | None = None
     schedule: Part | None = None
     local: Part | None = None
+    moments: Part | None = None
     merge: Part | None = None
     topology: Part | None = None
     aggregator: Part | None = None
     outer: Part | None = None
+    outer_schedule: Part | None = None
     straggler: Part | None = None
     allocator: Part | None = None
     average: float | None = Field(default=None, ge=0.0, lt=1.0)
+    interpolation: float | None = Field(default=None, ge=0.0, lt=1.0)
 
 
 class RoundSpec(Spec):

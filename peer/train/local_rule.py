@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from random import Random
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +27,7 @@ class RuleHook(StepHook):
         named = dict(model.named_parameters())
         self._rule, self._layout = rule, layout
         self._parameters = [named[name] for name in layout.names]
-        self._anchor = torch.empty(0)
+        self._anchor, self._draws = torch.empty(0), Random(0)
 
     def begin_round(self, anchor: Tensor) -> None:
         """A new anchor was merged.
@@ -44,8 +45,10 @@ class RuleHook(StepHook):
 
     @torch.no_grad()
     def after_step(self, lr: float) -> None:
+        times = self._rule.times(self._draws)
         for _, local, anchor in self._trained():
-            self._rule.after_step(local, anchor, lr)
+            for _ in range(times):
+                self._rule.after_step(local, anchor, lr)
 
     def _trained(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """(gradient, parameter, its anchor) of each parameter with a gradient, as vectors."""

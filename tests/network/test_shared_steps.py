@@ -20,6 +20,7 @@ pytestmark = pytest.mark.timeout(200)
 ROUNDS = 5
 RECIPES = {
     "ddp": "name: ddp, aggregator: mean",
+    "gpa": "name: gpa, aggregator: mean, average: 0.9",
     "sparse-block": "name: sparse-block, aggregator: mean, compressor: randomblock0.2+fp32",
     "dropcompute": "name: dropcompute, aggregator: mean, straggler: {tau_s: 1.0e-9}",  # one micro-batch is in time
     "dct-threshold": "name: dct-threshold, aggregator: mean, compressor: threshold0.05@2+fp32",

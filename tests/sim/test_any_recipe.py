@@ -32,16 +32,18 @@ PARTS = {
         {"name": "strided", "period": 4, "num_fragments": 3, "overlap_steps": 1}, {"name": "timer", "rate": 0.4},
         {"name": "every", "steps": 2, "growth": 1.5, "warm_start_steps": 4}, "selsync", "ddp",
     ],
-    "local": ["fedprox", "plain", {"name": "proximal", "mu": 0.1, "decoupled": True}],
+    "local": ["fedprox", "plain", {"name": "proximal", "mu": 0.1, "decoupled": True}, "palsgd"],
     "merge": ["carry", {"name": "mix", "alpha": 0.5}, {"name": "elastic", "a": 0.2}, "eager-diloco"],
     "topology": ["all", "pairs", {"name": "groups", "size": 3}, {"name": "neighbours", "graph": "torus"}, "saps"],
     "aggregator": [
         {"name": "mean", "normalise": "members"}, "clipped", "trimmed", "median", "centred-clipping", "direction",
+        "edit",
     ],
     "outer": [
         {"name": "sgd", "lr": 0.5}, {"name": "heavyball", "lr": 0.7, "momentum": 0.5}, {"name": "sign", "lr": 0.01},
-        {"name": "adam", "lr": 0.02}, {"name": "delayed-nesterov", "lr": 0.5, "momentum": 0.9, "every": 2},
+        "heloco", {"name": "adam", "lr": 0.02}, {"name": "delayed-nesterov", "lr": 0.5, "momentum": 0.9, "every": 2},
     ],
+    "outer_schedule": ["pier", "restarted-diloco", {"name": "stages", "decay_from": 0.2, "final_lr": 0.1}],
     "straggler": [
         {"name": "wait", "deadline_s": 1.5}, {"name": "quorum", "count": 3, "grace_s": 0.5},
         {"name": "backup", "window": 2, "minimum": 3}, {"name": "compute-timeout", "tau_s": 0.6},

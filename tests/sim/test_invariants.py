@@ -5,8 +5,13 @@
 | diloco (eta 1, beta 0, SGD inside) = fedavg | here: test_diloco_without_outer_momentum_is_fedavg |
 | fedavg with H 1 and SGD = ddp; under AdamW it differs | here: test_fedavg_at_every_step_is_ddp_under_sgd_only |
 | R 1, eta 1, beta 0, any H = the inner optimizer to 1 ulp | here: test_one_peer_alone_follows_its_inner_optimizer |
+| des-loc under SGD, or that never averages a moment = fedavg | here: the same; test_moments_are_averaged_... |
 | fedprox mu 0 = fedavg | here: test_settings_that_switch_a_recipe_off_leave_fedavg |
 | fedadam beta1 0, beta2 1, v0 1, tau 0 = SGD(eta) | here: the same; outer/test_optimizer.py: test_without_memory_... |
+| pier, lazy all the time = fedavg; restarts at every round = SGD | here: the same; test_a_restart_at_every_round_... |
+| heloco that never turns, beta 0 = SGD | here: test_settings_that_switch_a_recipe_off_leave_fedavg |
+| sparta of all coordinates = papa alpha 0 | here: test_sparta_of_everything_averages_everything |
+| palsgd p 0 = diloco; edit, hot and unclipped = diloco | here: test_settings_that_switch_a_recipe_off_leave_diloco |
 | fedglomo with server beta 1 = fedavg; its equation | here: the same; test_fedglomo_by_hand |
 | easgd beta 1: c = mean; sum x_i + c conserved | test_merges.py: test_easgd_conserves_the_sum_and_meets_in_the_mean |
 | easgd alpha 0, papa alpha 1 = independent runs | test_merges.py: test_settings_that_mean_no_communication |
@@ -130,12 +135,16 @@ def test_a_whole_round_of_overlap_carries_the_progress_of_everybody() -> None:
     ("name", "overrides", "against"),
     [
         ("fedprox", {"local": {"mu": 0.0}}, {}),
+        ("des-loc", {}, {}),
         ("fedadam", {"outer": {"lr": 0.5, "betas": (0.0, 1.0), "initial_v": 1.0, "tau": 0.0}},
          {"outer_learning_rate": 0.5}),
         ("fedyogi", {"outer": {"lr": 0.5, "betas": (0.0, 1.0), "initial_v": 1.0, "tau": 0.0}},
          {"outer_learning_rate": 0.5}),
         ("fedglomo", {"local": {"beta": 1.0}, "outer": {"momentum": 0.0}}, {}),
         ("paba", {}, {}),
+        ("pier", {"outer_schedule": {"lazy": 1.0}}, {}),
+        ("heloco", {"outer": {"lr": 0.5, "momentum": 0.0, "enough": 0.0, "shrink": 0.0}, "straggler": "wait"},
+         {"outer_learning_rate": 0.5}),
         ("async-diloco", {"straggler": {"fraction": 1.0}, "outer": "fedavg"}, {}),
         ("easgd", {"merge": {"name": "mix", "alpha": 0.0}, "outer_learning_rate": 1.0}, {}),
         ("noloco", {"topology": "all", "outer": "fedavg"}, {}),
@@ -161,6 +170,47 @@ def test_settings_that_switch_a_recipe_off_leave_fedavg(name: str, overrides: Ov
 def test_settings_that_switch_a_recipe_off_leave_ddp(name: str, overrides: Overrides) -> None:
     inner = ADAMW.model_copy(update={"max_grad_norm": 1e9})  # with error feedback each peer clips its own gradient
     assert torch.equal(simulate(name, inner=inner, **overrides).consensus, simulate("ddp", inner=inner).consensus)
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides"),
+    [
+        ("palsgd", {"local": {"p": 0.0}}),
+        ("edit", {"aggregator": {"temperature": 1e30, "max_norm": 1e9, "threshold": 1e9}}),
+        ("pier", {"outer_schedule": "none"}),
+        ("snoo", {}),
+        ("restarted-diloco", {"outer_schedule": {"restart": 100}}),
+    ],
+)
+def test_settings_that_switch_a_recipe_off_leave_diloco(name: str, overrides: Overrides) -> None:
+    outer = {"outer_learning_rate": 0.3, "outer_momentum": 0.5, "steps_per_round": 5}
+    run = simulate(name, **outer, **overrides)
+    assert torch.equal(run.consensus, simulate("diloco", **outer).consensus)
+
+
+@pytest.mark.parametrize("third", ["first", "second"])
+def test_moments_are_averaged_in_their_rounds_and_no_others(third: str) -> None:
+    run = simulate("des-loc", steps=15, steps_per_round=5, moments={"first": 2, "second": 2} | {third: 3})
+    learners = [replica.learner for replica in run.simulation.replicas if replica.learner is not None]
+    for kind, name in enumerate(("first", "second")):
+        moments = [learner.optimizer.moments[kind][0] for learner in learners]
+        assert torch.equal(moments[0], moments[1]) == (name == third)
+    alike = simulate("des-loc", steps=15, steps_per_round=5, moments={"first": 0, "second": 0}).consensus
+    assert torch.equal(alike, simulate("fedavg", steps=15, steps_per_round=5).consensus)
+
+
+def test_sparta_of_everything_averages_everything() -> None:
+    run = simulate("sparta", steps_per_round=5, compressor="random1+fp32")
+    papa = simulate("papa", steps_per_round=5, merge={"name": "mix", "alpha": 0.0})
+    close(run.consensus, papa.consensus)
+    for local in run.locals:
+        close(local, run.locals[0])
+
+
+def test_a_restart_at_every_round_is_gradient_descent() -> None:
+    """anchor <- anchor - lr (D + beta D)."""
+    restarted = simulate("restarted-diloco", steps_per_round=5, outer_schedule={"restart": 1})
+    close(restarted.consensus, simulate("diloco", steps_per_round=5, outer={"name": "sgd", "lr": 0.27 * 1.7}).consensus)
 
 
 @pytest.mark.parametrize("steps_per_round", [1, 6])

@@ -105,10 +105,13 @@ def reduced_round(peers: list[RealPeer], recipe: Recipe) -> None:
     ("muloco", {}), ("lagoon", {}), ("diloco", {"aggregator": "trimmed", "compressor": "bf16"}),
     ("fedavg", {"compressor": "sign", "feedback": {"name": "error-feedback", "decay": 0.9, "gain": 2.0}}),
     ("diloco", {"outer": {"name": "delayed-nesterov", "lr": 0.5, "momentum": 0.9, "every": 2}, "compressor": "int4"}),
+    ("pier", {"compressor": "int8"}), ("restarted-diloco", {"compressor": "int8"}),
+    ("snoo", {}), ("lagoon", {"interpolation": 0.5}), ("heloco", {"straggler": "wait", "compressor": "int8"}),
+    ("lagoon", {"outer_schedule": {"decay_from": 0.3, "final_lr": 0.2, "restart": 2}}),
 ], ids=str)
 def test_the_simulator_ends_where_real_peers_end(name: str, overrides: dict[str, Any]) -> None:
-    recipe = recipe_of(name, steps_per_round=STEPS, **overrides)
     rounds = 6
+    recipe = recipe_of(name, steps_per_round=STEPS, **overrides).lasting(rounds)
     run = simulate(recipe, peers=PEERS, steps=rounds * STEPS, inner=PUBLISHED)
     anchor, result = real_swarm(recipe, rounds)
     learner = run.simulation.replicas[0].learner
@@ -118,14 +121,16 @@ def test_the_simulator_ends_where_real_peers_end(name: str, overrides: dict[str,
 
 
 @pytest.mark.parametrize(("name", "overrides"), [
-    ("sparseloco", {}), ("sparseloco", {"aggregator": "gated"}), ("sparseloco", {"outer": "diloco"}),
+    ("sparseloco", {}), ("covenant", {}), ("sparseloco", {"aggregator": "gated"}),
+    ("edit", {"exchange": "gather", "aggregator": {"temperature": 0.1, "max_norm": 0.5}}),
+    ("sparseloco", {"outer": "diloco"}),
     ("diloco", {"exchange": "gather", "compressor": "int8"}),
     ("diloco", {"exchange": "gather", "compressor": "random0.25+fp32", "feedback": "sparseloco"}),
     ("diloco", {"exchange": "gather", "compressor": "dct8+top4/64+int4", "feedback": "sparseloco"}),
 ], ids=str)
 def test_the_simulator_ends_where_peers_end_that_gather_payloads(name: str, overrides: dict[str, Any]) -> None:
-    recipe = recipe_of(name, steps_per_round=STEPS, **overrides)
     rounds = 6
+    recipe = recipe_of(name, steps_per_round=STEPS, **overrides).lasting(rounds)
     run = simulate(recipe, peers=PEERS, steps=rounds * STEPS, inner=PUBLISHED)
     learner = run.simulation.replicas[0].learner
     assert learner is not None
@@ -135,6 +140,7 @@ def test_the_simulator_ends_where_peers_end_that_gather_payloads(name: str, over
 @pytest.mark.parametrize(("name", "optimizer", "overrides"), [
     ("demo", None, {}), ("demo", None, {"compressor": "int8", "exchange": "gather", "feedback": "none"}),
     ("ddp", "adamw", {}), ("ddp", "sgd", {}), ("ddp", "muon", {}), ("ddp", "adamw", {"compressor": "int8"}),
+    ("gpa", "adamw", {}), ("gpa", "muon", {}),
     ("sparse-block", None, {}),
 ], ids=str)
 def test_the_simulator_ends_where_peers_end_that_make_every_step_together(

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from peer.outer.compress.randomk import RandomK
+from peer.outer.compress.threshold import share
 from peer.outer.policy.compute_timeout import choose_timeout
 from peer.outer.recipe.published import RECIPES
 from peer.outer.state.gathered_update import round_seed
@@ -114,7 +115,7 @@ def places(name: str, round: int) -> Tensor:
     seeded = RECIPES[name].codec().seeded(round_seed(0, 0, round))
     assert isinstance(seeded, RandomK)
     numel = layout().numel
-    return torch.from_numpy(seeded.positions(numel, 0, -(-numel // 100)))
+    return torch.from_numpy(seeded.positions(numel, 0, share(seeded.ratio, numel)))
 
 
 def micro_batches() -> list[list[list[float]]]:
@@ -131,6 +132,9 @@ def fragments() -> list[Tensor]:
 
 IN_STEP: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "ddp": ({}, {}),
+    "gpa": ({"mu_x": 0.9}, {"average": 0.9}),
+    "snoo": (H, {"steps_per_round": 10}),
+    "des-loc": ({"H": 5}, {"steps_per_round": 5}),
     "fedavg": (H, {"steps_per_round": 10}),
     "fedadagrad": (H, {"steps_per_round": 10}),
     "fedadam": (H, {"steps_per_round": 10}),
@@ -147,6 +151,13 @@ IN_STEP: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "muloco": (H, {"steps_per_round": 10}),
     "lagoon": (H, {"steps_per_round": 10}),
     "sparseloco": (H, {"steps_per_round": 10}),
+    "covenant": ({"H": 5}, {"steps_per_round": 5}),
+    "pier": ({"H": 5, "beta": 0.5}, {"steps_per_round": 5, "outer_momentum": 0.5}),
+    "restarted-diloco": (H, {"steps_per_round": 10}),
+    "edit": ({"threshold": 1.02, "T": 0.1, "most": 0.5, **H}, {
+        "steps_per_round": 10, "aggregator": {"threshold": 1.02, "temperature": 0.1, "max_norm": 0.5},
+    }),
+    "palsgd": ({"p": 0.6, "nu": 5.0, **H}, {"steps_per_round": 10, "local": {"p": 0.6, "eta": 5.0}}),
     "demo": ({}, {}),
     "distro": ({}, {}),
     "noloco": ({"pairs": groups("noloco"), **H}, {"steps_per_round": 10}),
@@ -156,6 +167,8 @@ IN_STEP: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "saps": (
         {"pairs": groups("saps", UPLINKS), "mask": lambda t: places("saps", t)}, {"profiles": UPLINKS},
     ),
+    "sparta": ({"mask": lambda t: places("sparta", t), **H}, {"steps_per_round": 10}),
+    "heloco": (H, {"steps_per_round": 10, "straggler": "wait"}),
     "dct-threshold": ({}, {}),
     "sparse-block": ({"place": lambda t: int(places("sparse-block", t)[0])}, {}),
     "fusionllm-adatopk": ({"uplink": [one.up_bytes_s for one in UPLINKS]}, {"profiles": UPLINKS}),
@@ -234,7 +247,7 @@ def test_a_page_is_short_and_has_the_numbers_of_the_recipe(
     assert function.end_lineno - function.lineno < LINES
     imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     imported |= {one.name for node in ast.walk(tree) if isinstance(node, ast.Import) for one in node.names}
-    assert imported <= {"torch", "math", "heapq", "itertools", "common"}
+    assert imported <= {"torch", "math", "random", "statistics", "heapq", "itertools", "common"}
     defaults = {key: value.default for key, value in inspect.signature(page(name)).parameters.items()}
     rounds = next((defaults[key] for key in ("H", "tau", "T") if isinstance(defaults.get(key), int)), None)
     if rounds is not None:

@@ -10,7 +10,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Final, Literal, Protocol
+from typing import ClassVar, Final, Literal, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -131,15 +131,10 @@ class Mean(Aggregator):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DirectionAverage(Aggregator):
-    """Radial-directional averaging: the mean of the norms times the direction of the mean direction, per tensor.
+class PerTensor(Aggregator):
+    """Aggregates each tensor by itself, and the segments of a tensor that slices cut as tensors.
 
-        (sum_i w_i |x_i| / sum w) phi(sum_i w_i phi(x_i)), phi(x) = x / |x|, phi(0) = 0
-
-    Decoupled DiLoCo, arXiv 2604.21428: contributions are nearly orthogonal, so that the norm of their plain mean
-    shrinks with their number, and this one's does not. There, embeddings take the plain mean.
-
-    Not chunk-separable: it needs each tensor whole, and treats the segments of a tensor that slices cut as tensors.
+    Not chunk-separable: it needs each tensor whole.
 
     Attributes:
         sizes: elements of each tensor, in order; none: all elements are one tensor. `shaped` fills it in.
@@ -148,7 +143,7 @@ class DirectionAverage(Aggregator):
     separable: ClassVar[bool] = False
     sizes: tuple[int, ...] = field(default=(), metadata=BOUND)
 
-    def shaped(self, shapes: Sequence[Sequence[int]]) -> DirectionAverage:
+    def shaped(self, shapes: Sequence[Sequence[int]]) -> Self:
         return replace(self, sizes=tuple(size for shape in shapes if (size := math.prod(shape))))
 
     def aggregate(self, contributions: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
@@ -160,19 +155,33 @@ class DirectionAverage(Aggregator):
             raise ValueError(f"contributions of {numel} elements, the tensors have {sum(sizes)}")
         shares = [weight / total for weight in weights]
         segments = zip(*(torch.split(contribution, list(sizes)) for contribution in contributions), strict=True)
-        return torch.cat([_direction_average(tensors, shares) for tensors in segments])
+        return torch.cat([self._of(tensors, shares) for tensors in segments])
+
+    @abstractmethod
+    def _of(self, tensors: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
+        """One tensor for many, whose shares of the weight add up to 1."""
 
 
-def _direction_average(tensors: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
-    norms = [norm(tensor) for tensor in tensors]
-    radius = sum(share * length for share, length in zip(shares, norms, strict=True))
-    factors = [share / length if length else 0.0 for share, length in zip(shares, norms, strict=True)]
-    direction = torch.empty_like(tensors[0])
-    for chunk in chunks(direction.numel()):
-        # In float64: 1 / norm may lie beyond fp32's range.
-        direction[chunk] = sum(tensor[chunk].double() * factor for tensor, factor in zip(tensors, factors, strict=True))
-    length = norm(direction)
-    return direction.mul_(radius / length) if length else direction
+@dataclass(frozen=True, kw_only=True)
+class DirectionAverage(PerTensor):
+    """Radial-directional averaging: the mean of the norms times the direction of the mean direction, per tensor.
+
+        (sum_i w_i |x_i| / sum w) phi(sum_i w_i phi(x_i)), phi(x) = x / |x|, phi(0) = 0
+
+    Decoupled DiLoCo, arXiv 2604.21428: contributions are nearly orthogonal, so that the norm of their plain mean
+    shrinks with their number, and this one's does not. There, embeddings take the plain mean.
+    """
+
+    def _of(self, tensors: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
+        norms = [norm(tensor) for tensor in tensors]
+        radius = sum(share * length for share, length in zip(shares, norms, strict=True))
+        factors = [share / length if length else 0.0 for share, length in zip(shares, norms, strict=True)]
+        direction, pairs = torch.empty_like(tensors[0]), list(zip(tensors, factors, strict=True))
+        for chunk in chunks(direction.numel()):
+            # In float64: 1 / norm may lie beyond fp32's range.
+            direction[chunk] = sum(tensor[chunk].double() * factor for tensor, factor in pairs)
+        length = norm(direction)
+        return direction.mul_(radius / length) if length else direction
 
 
 def check_contributions(contributions: Sequence[Tensor], weights: Sequence[float]) -> float:

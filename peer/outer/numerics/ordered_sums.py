@@ -16,6 +16,11 @@ def norm(x: Tensor) -> float:
     return math.sqrt(sum(float(fold(x[chunk].double().square_())) for chunk in chunks(x.numel())))
 
 
+def dot(x: Tensor, y: Tensor) -> float:
+    """The inner product of fp32 [n] each, in float64, where no product rounds."""
+    return sum(float(fold(x[chunk].double() * y[chunk].double())) for chunk in chunks(x.numel()))
+
+
 def chunks(numel: int) -> Iterator[slice]:
     """Consecutive slices of CHUNK elements; the last may be shorter."""
     return (slice(start, min(start + CHUNK, numel)) for start in range(0, numel, CHUNK))

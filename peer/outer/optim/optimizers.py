@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -96,6 +96,32 @@ class OuterOptimizer(Protocol):
         return anchor
 
 
+@dataclass(frozen=True, kw_only=True)
+class Wrapper(OuterOptimizer):
+    """Another optimizer with something around it; by itself, only its properties."""
+
+    base: OuterOptimizer
+
+    @property
+    def initial_values(self) -> tuple[float, ...]:
+        """Those of the base."""
+        return self.base.initial_values
+
+    @property
+    def max_norm(self) -> float | None:
+        return self.base.max_norm
+
+    @property
+    def elementwise(self) -> bool:
+        return self.base.elementwise
+
+    def shaped(self, shapes: Sequence[tuple[int, ...]], hidden: Sequence[int] = ()) -> Self:
+        return replace(self, base=self.base.shaped(shapes, hidden))
+
+    def result(self, anchor: Tensor, buffers: Sequence[Tensor], rounds: int) -> Tensor:
+        return self.base.result(anchor, buffers, rounds)
+
+
 @dataclass(frozen=True)
 class Step:
     """What one step knows beside the state.
@@ -152,7 +178,7 @@ class Sgd(Descent):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Momentum(Descent):
+class Momentum(Descent):
     """A descent with one buffer: the momentum m <- beta m + D."""
 
     momentum: float
@@ -168,7 +194,7 @@ class _Momentum(Descent):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Nesterov(_Momentum):
+class Nesterov(Momentum):
     """m <- beta m + D; anchor <- anchor - lr (beta m + D).
 
     The form of `torch.optim.SGD(nesterov=True)`, which DiLoCo uses (arXiv 2311.08105, algorithm 1, line 14).
@@ -193,7 +219,7 @@ class Nesterov(_Momentum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeavyBall(_Momentum):
+class HeavyBall(Momentum):
     """m <- beta m + D; anchor <- anchor - lr m (Polyak 1964): Nesterov without the look ahead."""
 
     def _descend(self, old: Vectors, aggregate: Tensor, new: Vectors, step: Step) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from random import Random
 from typing import ClassVar
 
 from torch import Tensor
@@ -52,6 +53,14 @@ class LocalRule:
             anchor: fp32 [P], the anchor of the round; left unchanged.
             gradient_at: for rules with `replays`; may change nothing that the caller keeps.
         """
+
+    def times(self, draws: Random) -> int:  # noqa: ARG002
+        """How often `after_step` is called after the present step.
+
+        Args:
+            draws: alike on all devices of a peer.
+        """
+        return 1
 
     def after_step(self, local: Tensor, anchor: Tensor, lr: float) -> None:
         """Change the parameters after the inner optimizer's step.
@@ -102,6 +111,41 @@ class Proximal(LocalRule):
             return
         for start, stop in chunks(local.numel(), CHUNK):
             local[start:stop].sub_((local[start:stop] - anchor[start:stop]).mul_(lr * self.mu))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PseudoSync(LocalRule):
+    """x <- x - (lr eta / p) (x - anchor) at a step in which a draw falls below p, in the place of a gradient's step.
+
+    PALSGD (arXiv 2504.18454). Its lr is (1 - p) of the one that its gradients' steps take, which is the lr here; and a
+    step here is one with a gradient, so that the draws between two such steps follow the first. On average this is
+    `Proximal` with mu = eta, decoupled.
+
+    Attributes:
+        p: 0 changes nothing.
+        eta: published: 0.5 or 1.
+    """
+
+    reads_anchor: ClassVar[bool] = True
+    p: float
+    eta: float
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.p < 1.0:
+            raise UserError(f"p={self.p}: must be in [0, 1)", "published: 0.2")
+        if not (math.isfinite(self.eta) and self.eta >= 0.0):
+            raise UserError(f"eta={self.eta}: must be finite and at least 0", "published: 0.5 or 1")
+
+    def times(self, draws: Random) -> int:
+        count = 0
+        while draws.random() < self.p:
+            count += 1
+        return count
+
+    def after_step(self, local: Tensor, anchor: Tensor, lr: float) -> None:
+        pull = lr * (1.0 - self.p) * self.eta / self.p
+        for start, stop in chunks(local.numel(), CHUNK):
+            local[start:stop].sub_((local[start:stop] - anchor[start:stop]).mul_(pull))
 
 
 class Spider(LocalRule):

@@ -31,6 +31,13 @@ class Regular(ABC):
     def begins(self, round: int) -> int:
         """Inner steps that were made before round number `round` began, if no peer was late."""
 
+    def within(self, steps: int) -> int:
+        """Rounds that are sent in so many inner steps."""
+        rounds = 0
+        while self.begins(rounds + 2) <= steps:
+            rounds += 1
+        return rounds
+
     @abstractmethod
     def longest(self, rounds: int | None) -> int:
         """The most inner steps that any contribution to the first `rounds` rounds holds; None: of an endless run."""

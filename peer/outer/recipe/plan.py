@@ -47,8 +47,8 @@ class RunPlan:
         A manifest that names an aggregator is obeyed, whatever its mode.
 
         Raises:
-            UserError: as `swarm_recipe`; a run that ends by tokens where no anchor counts them; an open run of gossip
-                rounds that no gate can guard, and groups larger than the run's `rounds.max_group`.
+            UserError: as `swarm_recipe` and `Recipe.lasting`; a run that ends by tokens where no anchor counts them;
+                an open run of gossip rounds that no gate can guard, and groups larger than `rounds.max_group`.
         """
         recipe = swarm_recipe(manifest.recipe)
         limit, topology = manifest.rounds.max_group, recipe.topology
@@ -71,7 +71,7 @@ class RunPlan:
                 "or aggregator: mean to take the risk",
             )
         recipe = recipe if guarded else checked(replace(recipe, aggregator=Gated()))
-        recipe = recipe.with_inner(manifest.inner)
+        recipe = recipe.with_inner(manifest.inner).lasting(manifest.rounds.total)
         nominal_tokens = recipe.regular_steps(manifest.rounds.total) * manifest.tokens_per_step
         return cls(manifest=manifest, recipe=recipe, nominal_tokens=nominal_tokens)
 

@@ -16,17 +16,18 @@ from peer.outer.optim.adaptive import Adagrad, Adam, Yogi
 from peer.outer.optim.optimizers import HeavyBall, Nesterov, Sgd, SignSgd
 from peer.outer.policy.backup import Backup
 from peer.outer.policy.local_rules import Proximal, Replay
-from peer.outer.policy.merge_rules import Accelerated, Carry, Eager, Elastic, Mix
-from peer.outer.policy.schedules import Every, GradientChange, Strided
-from peer.outer.policy.straggler import ComputeTimeout, Quorum
+from peer.outer.policy.merge_rules import Accelerated, Carry, Elastic, Mix
+from peer.outer.policy.moments import Desynced
+from peer.outer.policy.schedules import Every, GradientChange
+from peer.outer.policy.straggler import ComputeTimeout
 from peer.outer.policy.work_allocation import AdaptiveTopK, TimeBalanced
+from peer.outer.recipe.diloco_family import DILOCO
 from peer.outer.recipe.recipe import Recipe
-from peer.outer.topology.topologies import BandwidthMatching, Neighbours, RandomPairs
+from peer.outer.topology.topologies import BandwidthMatching, Groups, Neighbours, RandomPairs
 
 # anchor <- sum_i (n_i / n) local_i = anchor - D with D weighted by n_i, here tokens for the paper's examples.
 # H: 5 epochs of 600 examples in batches of 10, as in the paper's MNIST experiments.
 _FEDAVG = Every(steps=300)
-_DILOCO = Nesterov(lr=0.7, momentum=0.9)
 
 
 def _every_step(**parts: Any) -> Recipe:
@@ -39,6 +40,13 @@ _ALL: Final = (
         name="ddp",
         source="the baseline of every comparison",
         summary="g = mean_i g_i at every step, then the inner optimizer",
+    ),
+    _every_step(
+        name="gpa",
+        source="Defazio et al. 2025, arXiv 2512.17131, and its authors' code",
+        summary="g at y = .7 x + .3 z; z <- AdamW(z, g); x <- .9967 x + .0033 z: ddp that yields x",
+        average=0.9967,
+        interpolation=0.7,
     ),
     Recipe(
         # Found by benchmarks/search.py: the shortest round that sends 1000 times fewer bytes than fp32 data
@@ -60,6 +68,14 @@ _ALL: Final = (
         source="McMahan et al. 2017, arXiv 1602.05629, algorithm 1",
         summary="anchor <- sum_i (n_i / n) local_i",
         schedule=_FEDAVG,
+    ),
+    Recipe(
+        # The paper's inner optimizer is ADOPT, its second moment's decay .9999; 256 is the longest of its periods.
+        name="des-loc",
+        source="Iacob et al. 2025, arXiv 2505.22549",
+        summary="fedavg every 256 steps; AdamW's m is averaged every third, its v every sixth round",
+        schedule=Every(steps=256),
+        moments=Desynced(first=3, second=6),
     ),
     Recipe(
         name="fedadagrad",
@@ -113,83 +129,7 @@ _ALL: Final = (
         local=Replay(beta=0.5),
         outer=HeavyBall(lr=1.0, momentum=0.5),
     ),
-    Recipe(
-        # m <- .9 m + D, anchor <- anchor - .7 (D + .9 m), D = mean over peers of (anchor - local); AdamW state is kept.
-        name="diloco",
-        source="Douillard et al. 2023, arXiv 2311.08105, algorithm 1 and section 3.1",
-        summary="m <- .9 m + D; anchor <- anchor - .7 (D + .9 m) every 500 steps",
-        schedule=Every(steps=500),
-        merge=Carry(),
-        outer=_DILOCO,
-    ),
-    Recipe(
-        # The same equations; D and its mean travel as 8-bit integers (the paper's own all-reduce was fp16).
-        name="opendiloco",
-        source="Jaghouar et al. 2024, arXiv 2407.07852",
-        summary="diloco with 8-bit integers both ways",
-        schedule=Every(steps=500),
-        merge=Carry(),
-        outer=_DILOCO,
-        compressor="int8",
-    ),
-    Recipe(
-        name="intellect1",
-        source="Jaghouar et al. 2024, arXiv 2412.01152, section 2",
-        summary="diloco every 100 steps with 8-bit integers",
-        schedule=Every(steps=100),
-        merge=Carry(),
-        outer=_DILOCO,
-        compressor="int8",
-    ),
-    Recipe(
-        name="streaming-diloco",
-        source="Douillard et al. 2025, arXiv 2501.18512, algorithm 2",
-        summary="fragment p at steps t = t_p mod H; local <- .5 local + .5 anchor, tau steps later; 4 bits both ways",
-        schedule=Strided(period=100, num_fragments=3, overlap_steps=1, blocks_per_fragment=3),
-        merge=Mix(alpha=0.5),
-        outer=Nesterov(lr=0.4, momentum=0.9),
-        compressor="fp4",
-    ),
-    Recipe(
-        name="eager-diloco",
-        source="Kale et al. 2025, arXiv 2502.12996, algorithm 2",
-        summary="D~_m = D(t - H) + (D_m(t) - D_m(t - H)) / R: the round before, with one's own share renewed",
-        schedule=Every(steps=30, overlap_steps=30),
-        merge=Eager(),
-        outer=_DILOCO,
-    ),
-    Recipe(
-        # lr a tenth of diloco's: updates of part of the swarm come more often. Half of the peers start a round.
-        name="async-diloco",
-        source="Liu et al. 2024, arXiv 2401.09135; Douillard et al. 2026, arXiv 2604.21428",
-        summary="a round starts with K contributions, each weighing (1 + staleness)^-1/2",
-        schedule=Every(steps=30),
-        merge=Carry(),
-        outer=Nesterov(lr=0.07, momentum=0.9),
-        straggler=Quorum(fraction=0.5, slack=0.5),
-    ),
-    Recipe(
-        name="muloco",
-        source="Thérien et al. 2025, arXiv 2505.23725",
-        summary="Muon inside; e <- .9 e + .8 D, send 2 bits of e; Nesterov .8 / .9 outside",
-        schedule=Every(steps=30),
-        merge=Carry(),
-        outer=Nesterov(lr=0.8, momentum=0.9),
-        compressor="int2",
-        feedback=ErrorFeedback(decay=0.9, gain=0.8),
-        inner="muon",
-    ),
-    Recipe(
-        name="sparseloco",
-        source="Sarfi et al. 2025, arXiv 2508.15706, algorithm 1",
-        summary="e <- .95 e + D; send the 64 largest of 4096 in 2 bits; anchor <- anchor - sum_i / R",
-        schedule=Every(steps=30),
-        merge=Carry(),
-        exchange="gather",
-        compressor="top64/64x64+int2",
-        feedback=ErrorFeedback(decay=0.95),
-        aggregator=Mean(normalise="members"),
-    ),
+    *DILOCO,
     _every_step(
         name="demo",
         source="Peng et al. 2024, arXiv 2411.19870, algorithm 1, and its reference code",
@@ -251,6 +191,17 @@ _ALL: Final = (
         schedule=Every(steps=1),
         topology=BandwidthMatching(quantile=0.5, refresh=10),
         compressor="random0.01+fp32",
+        exchange="gather",
+    ),
+    Recipe(
+        # All peers up to 16; of a larger swarm, groups of 16.
+        name="sparta",
+        source="Beton et al. 2025, SPARTA (openreview stFPf3gzq1; no arXiv), and its code",
+        summary="every 20 steps, the mean of all on 5% of the coordinates, the same for all",
+        payload="parameters",
+        schedule=Every(steps=20),
+        topology=Groups(size=16),
+        compressor="random0.05+fp32",
         exchange="gather",
     ),
     Recipe(

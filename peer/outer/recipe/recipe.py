@@ -14,12 +14,14 @@ from peer.outer.aggregate.base import Aggregator, Mean
 from peer.outer.compress.base import Codec
 from peer.outer.compress.feedback import ErrorFeedback
 from peer.outer.compress.registry import COMPRESSORS, codec
-from peer.outer.optim.averaged import Averaged, WithSecond
+from peer.outer.optim.averaged import Averaged, PrimalAveraged, WithSecond
 from peer.outer.optim.every_step import every_step
-from peer.outer.optim.optimizers import OuterOptimizer, Sgd
+from peer.outer.optim.optimizers import Descent, OuterOptimizer, Sgd
+from peer.outer.optim.scheduled import Scheduled, Stages
 from peer.outer.policy.backup import Backup
-from peer.outer.policy.local_rules import LocalRule, Plain, Proximal, Replay
+from peer.outer.policy.local_rules import LocalRule, Plain, Proximal, PseudoSync, Replay
 from peer.outer.policy.merge_rules import Accelerated, Carry, Eager, Elastic, Keep, MergeRule, Mix
+from peer.outer.policy.moments import Desynced
 from peer.outer.policy.regular import Regular
 from peer.outer.policy.schedules import Every, GradientChange, Strided, Timer
 from peer.outer.policy.straggler import ComputeTimeout, Quorum, StragglerPolicy, WaitAll
@@ -36,7 +38,7 @@ Schedule = Every | Strided | GradientChange | Timer
 PARTS: Final[Mapping[str, Mapping[str, type]]] = MappingProxyType(
     {
         "schedule": {"every": Every, "strided": Strided, "gradient-change": GradientChange, "timer": Timer},
-        "local": {"plain": Plain, "proximal": Proximal, "replay": Replay},
+        "local": {"plain": Plain, "proximal": Proximal, "pseudo-sync": PseudoSync, "replay": Replay},
         "merge": {"mix": Mix, "carry": Carry, "elastic": Elastic, "eager": Eager, "accelerated": Accelerated},
         "topology": {
             "all": AllPeers, "pairs": RandomPairs, "groups": Groups, "neighbours": Neighbours,
@@ -44,9 +46,11 @@ PARTS: Final[Mapping[str, Mapping[str, type]]] = MappingProxyType(
         },
         "aggregator": AGGREGATORS,
         "outer": OUTER,
+        "outer_schedule": {"stages": Stages},
         "straggler": {"wait": WaitAll, "quorum": Quorum, "backup": Backup, "compute-timeout": ComputeTimeout},
         "allocator": {"even": EvenSplit, "time-balanced": TimeBalanced, "adaptive-topk": AdaptiveTopK},
         "feedback": {"error-feedback": ErrorFeedback},
+        "moments": {"desynced": Desynced},
     }
 )
 
@@ -65,14 +69,17 @@ class Recipe:
         compressor: the codec's expression, see `peer.outer.compress.registry.codec`.
         feedback: what the codec loses is added to the next contribution.
         local: what is added to the inner loop.
+        moments: which moments of the inner optimizers are averaged, too.
         merge: how a trainer adopts the result.
         topology: which peers average with each other.
         aggregator: contributions -> one vector.
         outer: aggregate -> anchor.
+        outer_schedule: what changes in `outer` in the course of a run.
         straggler: which peers a round waits for.
         allocator: the work of each peer.
         inner: the inner optimizer it was published with; `none` when the outer one makes every step.
         average: decay per round of the average of anchors that the run yields; 0 yields the last anchor.
+        interpolation: how far on the way to that average peers start their rounds; 0 at the anchor itself.
     """
 
     name: str
@@ -84,14 +91,17 @@ class Recipe:
     compressor: str = "fp32"
     feedback: ErrorFeedback | None = None
     local: LocalRule = Plain()
+    moments: Desynced | None = None
     merge: MergeRule = Mix(alpha=0.0)
     topology: Topology = AllPeers()
     aggregator: Aggregator = Mean()
     outer: OuterOptimizer = Sgd(lr=1.0)
+    outer_schedule: Stages | None = None
     straggler: StragglerPolicy = WaitAll()
     allocator: WorkAllocator = EvenSplit()
     inner: Literal["adamw", "muon", "sgd", "none"] = "adamw"
     average: float = 0.0
+    interpolation: float = 0.0
 
     def __post_init__(self) -> None:
         codec(self.compressor)
@@ -102,7 +112,12 @@ class Recipe:
         """The outer optimizer with the average of anchors around it, or the second iterate, where there is one."""
         if self.merge.second_iterate:
             return WithSecond(self.outer)
-        return Averaged(base=self.outer, decay=self.average) if self.average else self.outer
+        outer = self.outer
+        if self.outer_schedule is not None and isinstance(outer, Descent):
+            outer = Scheduled(base=outer, stages=self.outer_schedule)
+        if self.interpolation:
+            return PrimalAveraged(base=outer, decay=self.average, interpolation=self.interpolation)
+        return Averaged(base=outer, decay=self.average) if self.average else outer
 
     def inner_settings(self, inner: InnerSpec) -> InnerSpec:
         """What a trainer takes of a manifest's inner settings: the recipe's own optimizer where the manifest names
@@ -122,6 +137,22 @@ class Recipe:
             return self
         outer = every_step(self.inner_settings(inner), inner.max_grad_norm if self.clips_mean else None)
         return replace(self, outer=outer)
+
+    def lasting(self, rounds: int | None) -> Recipe:
+        """The same recipe in a run of so many rounds, if it does not know of how many; None: not known.
+
+        Raises:
+            UserError: the outer schedule follows shares of a run whose rounds are not known.
+        """
+        if self.outer_schedule is None or self.outer_schedule.rounds is not None:
+            return self
+        if rounds is None and self.outer_schedule.needs_end:
+            raise UserError(
+                f"recipe {self.name!r}: outer_schedule says shares of a run without a known number of rounds",
+                "set rounds.total, or outer_schedule: none, or of its numbers restart alone",
+            )
+        own = None if rounds is None else max(1, rounds // self.num_fragments)
+        return replace(self, outer_schedule=replace(self.outer_schedule, rounds=own))
 
     def codec(self) -> Codec:
         """The codec of contributions, not yet bound to a model's shapes."""
@@ -228,6 +259,10 @@ class Recipe:
         assert isinstance(self.schedule, Regular), f"{self.name} has no rounds that begin by themselves"
         return self.schedule
 
+    def rounds_within(self, steps: int) -> int | None:
+        """How many rounds that makes of each peer's so many steps; None where peers call for rounds."""
+        return self.rounds.within(steps) if isinstance(self.schedule, Regular) else None
+
     @property
     def turns(self) -> Turns:
         """What each round of a swarm is of."""
@@ -277,7 +312,9 @@ def describe(recipe: Recipe) -> dict[str, Any]:
     """Every part of a recipe as JSON types: its word and its numbers."""
     parts: dict[str, Any] = {
         key: getattr(recipe, key)
-        for key in ("name", "source", "summary", "payload", "exchange", "compressor", "inner", "average")
+        for key in (
+            "name", "source", "summary", "payload", "exchange", "compressor", "inner", "average", "interpolation",
+        )
     }
     for kind in PARTS:
         part = getattr(recipe, kind)

@@ -9,9 +9,11 @@ from typing import Any, Final
 
 from peer.outer.aggregate.base import Aggregator, DirectionAverage, Mean
 from peer.outer.aggregate.gated import Gated
+from peer.outer.aggregate.penalised import Penalised
 from peer.outer.aggregate.robust import CentredClipping, ClippedMean, CoordinateMedian, TrimmedMean
 from peer.outer.optim.adaptive import Adagrad, Adam, Yogi
 from peer.outer.optim.optimizers import DelayedNesterov, HeavyBall, Nesterov, OuterOptimizer, Sgd, SignSgd
+from peer.outer.optim.turned import Turned
 
 OUTER: Final[Mapping[str, type[OuterOptimizer]]] = MappingProxyType(
     {
@@ -23,6 +25,7 @@ OUTER: Final[Mapping[str, type[OuterOptimizer]]] = MappingProxyType(
         "yogi": Yogi,
         "sign": SignSgd,
         "delayed-nesterov": DelayedNesterov,
+        "turned": Turned,
     }
 )
 AGGREGATORS: Final[Mapping[str, type[Aggregator]]] = MappingProxyType(
@@ -34,6 +37,7 @@ AGGREGATORS: Final[Mapping[str, type[Aggregator]]] = MappingProxyType(
         "centred-clipping": CentredClipping,
         "gated": Gated,
         "direction": DirectionAverage,
+        "penalised": Penalised,
     }
 )
 

@@ -35,7 +35,8 @@ def resolve(spec: RecipeSpec) -> Recipe:
         for kind in PARTS
         if (value := getattr(spec, kind)) is not None
     }
-    changes |= {key: value for key in ("payload", "exchange", "average") if (value := getattr(spec, key)) is not None}
+    numbers = ("payload", "exchange", "average", "interpolation")
+    changes |= {key: value for key in numbers if (value := getattr(spec, key)) is not None}
     if spec.compressor is not None:
         changes |= _borrowed_compressor(spec, changes)
     if spec.steps_per_round is not None:
@@ -95,6 +96,7 @@ def missing_on_a_swarm(recipe: Recipe) -> list[tuple[str, str]]:
             "compute-timeout, of gradients",
         ): waits,
         ("allocator", "even"): recipe.allocator == EvenSplit() or not gossips,
+        ("moments", "none: a payload holds parameters alone"): recipe.moments is None,
     }
     return [key for key, can in able.items() if not can]
 
@@ -130,7 +132,7 @@ def _borrowed_compressor(spec: RecipeSpec, changes: Mapping[str, Any]) -> dict[s
 def _part(kind: str, value: Any, recipe: Recipe) -> Any:
     """One part from a manifest: a word, a recipe to borrow from, or a mapping of numbers."""
     if isinstance(value, str):
-        if kind == "feedback" and value == "none":
+        if kind in ("feedback", "outer_schedule", "moments") and value == "none":
             return None
         if value in RECIPES:
             return getattr(RECIPES[value], kind)

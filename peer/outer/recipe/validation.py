@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from peer.errors import UserError
 from peer.outer.optim.optimizers import HeavyBall, Nesterov, Sgd
+from peer.outer.optim.turned import Turned
 from peer.outer.policy.backup import Backup
 from peer.outer.policy.local_rules import Plain, Replay
 from peer.outer.policy.merge_rules import Accelerated, Eager, Elastic, Mix
@@ -33,7 +34,7 @@ def checked(recipe: Recipe) -> Recipe:
 
 def validate(recipe: Recipe) -> list[Refusal]:
     """(what contradicts what, what to do) for everything in `recipe` that cannot work together."""
-    kinds = (_payloads, _codecs, _groups, _merges, _allocators, _averages)
+    kinds = (_payloads, _codecs, _groups, _merges, _allocators, _averages, _stages, _moments)
     return [refusal for kind in kinds for refusal in kind(recipe)]
 
 
@@ -100,11 +101,43 @@ def _codecs(recipe: Recipe) -> Iterator[Refusal]:
 
 
 def _averages(recipe: Recipe) -> Iterator[Refusal]:
-    whole = recipe.shared_anchor and recipe.payload == "delta" and isinstance(recipe.schedule, Every)
+    whole = recipe.shared_anchor and isinstance(recipe.schedule, Every)
     if recipe.average and not whole:
         yield (
             f"average={recipe.average} needs whole anchors that all share, one after the other",
-            "set average: 0, or payload: delta, topology: all and schedule: every",
+            "set average: 0, or payload: delta or gradient, topology: all and schedule: every",
+        )
+    if recipe.interpolation and not recipe.average:
+        yield (
+            f"interpolation={recipe.interpolation} is on the way to an average, and average is 0",
+            "set average: 0.9, or interpolation: 0",
+        )
+
+
+def _stages(recipe: Recipe) -> Iterator[Refusal]:
+    stages = recipe.outer_schedule
+    if stages is None:
+        return
+    relied_on = isinstance(recipe.merge, Eager) or isinstance(recipe.local, Replay) or isinstance(recipe.outer, Turned)
+    if recipe.payload != "delta" or relied_on:
+        yield (
+            "outer_schedule changes outer steps; gradients and parameters have none, and merge 'eager', local "
+            "'replay' and outer 'turned' rely on one that stays as it is",
+            "set outer_schedule: none",
+        )
+    if stages.momenta and not hasattr(recipe.outer, "momentum"):
+        yield (
+            f"outer_schedule.momenta={list(stages.momenta)} needs an outer optimizer with a momentum",
+            "set outer: {name: nesterov, lr: ..., momentum: ...}, or outer_schedule without momenta",
+        )
+
+
+def _moments(recipe: Recipe) -> Iterator[Refusal]:
+    whole = isinstance(recipe.schedule, Every) and not recipe.overlap_steps and recipe.shared_anchor
+    if recipe.moments is not None and not (whole and recipe.payload == "delta"):
+        yield (
+            "moments are averaged with whole parameters, by peers that have just made the same number of steps",
+            "set moments: none, or payload: delta, topology: all and schedule: {name: every, steps: H}",
         )
 
 
@@ -133,9 +166,10 @@ def _groups(recipe: Recipe) -> Iterator[Refusal]:
             "averaging gradients in small groups lets the replicas drift apart without bound",
             "set payload: parameters, or topology: all",
         )
-    if isinstance(recipe.outer, HeavyBall) and recipe.outer.momentum > _LARGEST_MOMENTUM:
+    momenta = () if recipe.outer_schedule is None else recipe.outer_schedule.momenta
+    if isinstance(recipe.outer, HeavyBall) and (most := max((recipe.outer.momentum, *momenta))) > _LARGEST_MOMENTUM:
         yield (
-            f"outer momentum {recipe.outer.momentum} in gossip lets the anchors drift apart; up to "
+            f"outer momentum {most} in gossip lets the anchors drift apart; up to "
             f"{_LARGEST_MOMENTUM} they converge",
             "set outer_momentum: 0.5, as published (arXiv 2506.10911)",
         )

@@ -131,13 +131,14 @@ class Simulation:
         tokens_per_step: int | None = None,
         progress: OnProgress | None = None,
     ) -> None:
-        setup = replace(setup, recipe=setup.recipe.with_inner(setup.inner))
-        self.setup, self.task = setup, task
+        self.task = task
         self.layout = task.layout if task is not None else _given(layout)
         self._tokens_per_step = task.tokens_per_step if task is not None else _given(tokens_per_step)
         self._progress = progress
-        recipe, count = setup.recipe, len(setup.profiles)
+        count = len(setup.profiles)
         self._goal = count * max(1, math.ceil(setup.tokens / (self._tokens_per_step * count)))
+        recipe = setup.recipe.with_inner(setup.inner).lasting(setup.recipe.rounds_within(self._goal // count))
+        self.setup = setup = replace(setup, recipe=recipe)
         self.fragments = fragments_of(recipe, self.layout)
         self._inner = recipe.inner_settings(setup.inner)
         nominal = self._tokens_per_step * max(1, recipe.steps_per_round) * 2
@@ -193,7 +194,7 @@ class Simulation:
         # Between two rounds that are voted for, the peers' own parameters are all there is.
         own = recipe.payload != "delta" or recipe.votes is not None
         vectors = [learner.parameters if own else learner.outer.anchor for learner in learners]
-        if recipe.shared_anchor and not own:
+        if recipe.shared_anchor and (recipe.average or not own):
             outer = learners[0].outer
             return recipe.optimizer.result(outer.anchor, outer.buffers, outer.rounds)
         if recipe.payload == "gradient":

@@ -24,6 +24,10 @@ class InnerOptimizer(Protocol):
     def copy_from(self, other: InnerOptimizer) -> None:
         """Take over the state of a peer that makes the same steps."""
 
+    @property
+    def moments(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Its first and its second moments; both empty where it has none."""
+
 
 class FlatSgd:
     """x <- x - lr g."""
@@ -36,6 +40,10 @@ class FlatSgd:
 
     def copy_from(self, other: InnerOptimizer) -> None:
         """Nothing to take over."""
+
+    @property
+    def moments(self) -> tuple[list[Tensor], list[Tensor]]:
+        return [], []
 
 
 class FlatAdamW:
@@ -85,6 +93,10 @@ class FlatAdamW:
         for mine, theirs in zip([*self.first, *self.second], [*other.first, *other.second], strict=True):
             mine.copy_(theirs)
 
+    @property
+    def moments(self) -> tuple[list[Tensor], list[Tensor]]:
+        return self.first, self.second
+
 
 class FlatMuon:
     """Muon on the hidden matrices, AdamW on embeddings, heads and vectors (see `peer.train.muon`)."""
@@ -120,6 +132,10 @@ class FlatMuon:
         self._adamw.copy_from(other._adamw)
         for (_, mine), (_, theirs) in zip(self._groups, other._groups, strict=True):
             mine.buffer_brc.copy_(theirs.buffer_brc)
+
+    @property
+    def moments(self) -> tuple[list[Tensor], list[Tensor]]:
+        return [*self._adamw.first, *(group.buffer_brc for _, group in self._groups)], self._adamw.second
 
 
 def inner_optimizer(kind: str, layout: FlatLayout, inner: InnerSpec) -> Callable[[Tensor], InnerOptimizer]:

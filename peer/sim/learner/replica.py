@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from random import Random
 
 import torch
 from torch import Tensor
@@ -60,6 +61,7 @@ class Learner:
         estimate: fp32 [P], the second iterate of a2cid2.
         base: fp32 [P], the anchor that the peer started from, where it may be an old one (asynchronous rounds).
         own: its share of the round that is under way, where the recipe says so (eager updates).
+        draws: of the recipe's local rule, alike on peers that keep pace.
     """
 
     task: Task
@@ -77,6 +79,7 @@ class Learner:
     mixed_at: int = 0
     base: Tensor | None = None
     own: OwnPart | None = None
+    draws: Random = field(default_factory=lambda: Random(0))
     skipped: int = 0
 
     def step(self, lr: float, fraction: float = 1.0) -> tuple[float, float]:
@@ -122,7 +125,8 @@ class Learner:
         clip_(self.gradient, self.inner.max_grad_norm)
         rule.on_gradient(self.gradient, parameters, anchor)
         optimizer.step(self.gradient, lr)
-        rule.after_step(parameters, anchor, lr)
+        for _ in range(rule.times(self.draws)):
+            rule.after_step(parameters, anchor, lr)
         return loss, norm
 
     def take_anchor(self) -> None:

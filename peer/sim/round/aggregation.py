@@ -30,7 +30,9 @@ from peer.outer.state.reduced_update import Update
 from peer.sim.learner.replica import Learner, OuterCopy, SimReplica, clip_
 from peer.sim.round.attacks import with_lies
 from peer.sim.round.contribution import CommittedRound, Contribution, ReadFragment, is_usable, reader, source_of
-from peer.sim.round.mixing import SecondIterates, move_to
+from peer.sim.round.mixing import SecondIterates, average_moments, move_to
+
+FP32_BYTES = 4.0
 
 
 class Synchroniser:
@@ -59,8 +61,13 @@ class Synchroniser:
     # contributions ------------------------------------------------------------------------------------------------
 
     def wire_bytes(self, fragment: int) -> float:
-        """Of one payload; the most, where its size depends on the values."""
-        return self.codecs[fragment].wire_bytes(self.lengths[fragment])
+        """Of one payload; the most, where its size depends on the values. On average, where moments come with some."""
+        return self.codecs[fragment].wire_bytes(self.lengths[fragment]) + self._moments_bytes(fragment)
+
+    def _moments_bytes(self, fragment: int) -> float:
+        moments = self.recipe.moments
+        often = 0.0 if moments is None else sum(1.0 / every for every in (moments.first, moments.second) if every)
+        return often * FP32_BYTES * self.lengths[fragment]
 
     def thinned(self, contribution: Contribution, ratio: float) -> Contribution:
         """The same with a payload scaled to a peer's own ratio, when only time is simulated."""
@@ -86,6 +93,7 @@ class Synchroniser:
         if overlapped and self.recipe.merge.reads_snapshot:
             base = take(learner.parameters, self.fragments[fragment]).clone()
         payload_bytes, read = self._encode(learner, fragment, round, lr, overlapped=overlapped)
+        payload_bytes += self._moments_bytes(fragment)
         return Contribution(replica.index, weight, payload_bytes, read, replica.profile, base)
 
     def _encode(
@@ -188,6 +196,8 @@ class Synchroniser:
         for outer, direction in zip(outers, directions, strict=True):
             self._step(outer, ranges, direction, round - 1)
             outer.rounds += 1
+        if self.recipe.moments is not None:
+            average_moments(learners, self.recipe.moments.due(round))
 
     def _step(self, outer: OuterCopy, ranges: Ranges, aggregate: Aggregate, round: int, lr_scale: float = 1.0) -> None:
         vectors, limit = Vectors(outer.anchor, outer.buffers), self._optimizer.max_norm

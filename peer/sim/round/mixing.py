@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from peer.outer.math.ranges import Ranges, put, take
@@ -52,3 +53,12 @@ def move_to(
         move_(local, mixed, own, replaces=replaces)
         if len(ranges) > 1:
             put(learner.parameters, ranges, local)
+
+
+def average_moments(learners: Sequence[Learner], due: tuple[bool, bool]) -> None:
+    """Give all the mean of their inner optimizers' first, and of their second moments, if these are due."""
+    for kind, is_due in enumerate(due):
+        for tensors in zip(*(learner.optimizer.moments[kind] for learner in learners), strict=True) if is_due else ():
+            mean = torch.stack(tensors).mean(0)
+            for tensor in tensors:
+                tensor.copy_(mean)

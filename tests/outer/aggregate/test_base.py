@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from peer.errors import UserError
 from peer.outer.aggregate.base import Aggregator, DirectionAverage, Mean
 from peer.outer.aggregate.gated import Gated
+from peer.outer.aggregate.penalised import Penalised
 from peer.outer.aggregate.robust import CentredClipping, ClippedMean, CoordinateMedian, TrimmedMean
 from peer.outer.numerics.ordered_sums import CHUNK
 from peer.outer.recipe.registry import AGGREGATORS, parameters
@@ -31,6 +32,7 @@ ALL: list[Aggregator] = [
     CentredClipping(),
     Gated(),
     DirectionAverage(),
+    Penalised(max_norm=1e9),
 ]
 each_aggregator = pytest.mark.parametrize("aggregator", ALL, ids=lambda aggregator: type(aggregator).__name__)
 
@@ -101,7 +103,8 @@ def test_separable_means_chunked_equals_whole_bit_for_bit(aggregator: Aggregator
 def test_which_are_separable() -> None:
     separable = {name for name, aggregator in AGGREGATORS.items() if aggregator().separable}
     assert separable == {"mean", "trimmed", "median"}
-    assert list(AGGREGATORS) == ["mean", "clipped", "trimmed", "median", "centred-clipping", "gated", "direction"]
+    names = ["mean", "clipped", "trimmed", "median", "centred-clipping", "gated", "direction", "penalised"]
+    assert list(AGGREGATORS) == names
     assert {type(aggregator) for aggregator in ALL} == set(AGGREGATORS.values())
     assert parameters(Mean) == {"normalise": "weights"}
     assert parameters(DirectionAverage) == {}

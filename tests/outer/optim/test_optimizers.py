@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from peer.errors import UserError
 from peer.outer.optim.adaptive import Adagrad, Adam, Yogi
-from peer.outer.optim.averaged import Averaged
+from peer.outer.optim.averaged import Averaged, PrimalAveraged
 from peer.outer.optim.optimizers import (
     DelayedNesterov,
     HeavyBall,
@@ -171,6 +171,12 @@ def plainly(optimizer: OuterOptimizer, old: list[torch.Tensor], d: torch.Tensor,
             m = m * optimizer.momentum + total / optimizer.every
             total, share = torch.zeros_like(total), m * optimizer.momentum + share
         return [anchor - share * optimizer.lr, m, total]
+    if isinstance(optimizer, PrimalAveraged):
+        ahead, pull = buffers[-1], optimizer.interpolation
+        z = anchor - ahead * pull
+        new = plainly(optimizer.base, [z, *buffers[:-1]], d, round)
+        ahead = (ahead + (z - new[0])) * optimizer.decay
+        return [new[0] + ahead * pull, *new[1:], ahead]
     if isinstance(optimizer, Averaged):
         new = plainly(optimizer.base, old[:-1], d, round)
         return [*new, buffers[-1] * optimizer.decay + new[0] * (1.0 - optimizer.decay)]
@@ -185,9 +191,10 @@ def plainly(optimizer: OuterOptimizer, old: list[torch.Tensor], d: torch.Tensor,
 
 
 AVERAGED = [Averaged(base=optimizer, decay=0.8) for optimizer in ALL]
+PRIMAL = [PrimalAveraged(base=optimizer, decay=0.8, interpolation=0.7) for optimizer in ALL]
 
 
-@pytest.mark.parametrize("optimizer", [*ALL, *AVERAGED], ids=repr)
+@pytest.mark.parametrize("optimizer", [*ALL, *AVERAGED, *PRIMAL], ids=repr)
 def test_in_place_or_not_a_step_is_the_equations_bit_for_bit(optimizer: OuterOptimizer) -> None:
     old = genesis(optimizer, 5000)
     in_place = [tensor.clone() for tensor in old]
@@ -358,7 +365,8 @@ def test_bad_settings_are_refused(make: Callable[[], OuterOptimizer], message: s
 
 
 def test_the_registry_names_each_once() -> None:
-    assert list(OUTER) == ["sgd", "nesterov", "heavyball", "adagrad", "adam", "yogi", "sign", "delayed-nesterov"]
-    assert set(OUTER.values()) == {type(optimizer) for optimizer in ALL}
+    elementwise = ["sgd", "nesterov", "heavyball", "adagrad", "adam", "yogi", "sign", "delayed-nesterov"]
+    assert list(OUTER) == [*elementwise, "turned"]
+    assert {OUTER[name] for name in elementwise} == {type(optimizer) for optimizer in ALL}
     assert parameters(OUTER["sign"]) == {"lr": dataclasses.MISSING, "weight_decay": 0.0}
     assert parameters(OUTER["yogi"]) == {"lr": 0.01, "betas": (0.9, 0.99), "tau": 1e-3, "initial_v": None}

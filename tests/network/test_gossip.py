@@ -58,6 +58,23 @@ def test_pairs_come_closer_survive_a_kill_and_take_in_a_newcomer(make_swarm: Mak
 
 
 @pytest.mark.long
+def test_a_few_parameters_of_all_bring_peers_together_through_a_kill_and_with_a_newcomer(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm(steps=1, wait=1.0, recipe="name: sparta, aggregator: mean, compressor: random0.3+fp32")
+    swarm.bootstrap()
+    members = swarm.add("a", "b", "c")
+    swarm.drive(lambda: all(sum(len(r.members) == 3 for r in member.committed) >= 3 for member in members))
+    apart = spread(members)
+    for member in members:
+        member.push.zero_()
+    swarm.drive(lambda: 0.0 < spread(members) < 0.1 * apart)
+    members.pop().kill()
+    began = counted(members)
+    swarm.drive(lambda: pairs_since(members, began), 90.0)
+    (late,) = swarm.add("late")
+    swarm.drive(lambda: sum(len(r.members) == 3 for r in late.committed) >= 3, 90.0)
+
+
+@pytest.mark.long
 def test_neighbours_on_a_ring_come_closer_with_a_second_iterate_through_a_kill_and_with_a_newcomer(
     make_swarm: MakeSwarm,
 ) -> None:

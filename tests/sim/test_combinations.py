@@ -23,6 +23,9 @@ from tests.sim.tiny_task import StillTask
     ("paba", {"compressor": "muloco", "topology": "all", "local": "fedprox", "steps_per_round": 5}),
     ("diloco", {"topology": {"name": "groups", "size": 2}, "outer_momentum": 0.5, "steps_per_round": 5}),
     ("saps", {"schedule": {"name": "timer", "rate": 2.0}}),
+    ("sparta", {"schedule": {"name": "every", "steps": 5, "overlap_steps": 3}}),
+    ("lagoon", {"steps_per_round": 5, "outer_schedule": {"decay_from": 0.5, "final_lr": 0.3, "restart": 3},
+                "interpolation": 0.5, "local": "palsgd", "aggregator": "penalised"}),
 ])
 def test_combined_parts_run_and_learn(name: str, overrides: dict[str, Any]) -> None:
     assert simulate(name, steps=30, **overrides).loss < 2.6

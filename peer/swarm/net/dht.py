@@ -143,11 +143,27 @@ class BoundedDHT(DHTNode):  # type: ignore[misc]
     In a swarm that is larger than one bucket it also writes to and reads from the peers that it was introduced by, so
     that nodes which crowd around a key hide no peer from those that share an introducer.
 
+    An introducer may be a plain node of hivemind, run by someone who has no part in the swarm. It has another place in
+    the key space than its peer id, so it is in no routing table here; it is asked for each key instead.
+
     Attributes:
         introducers: peer ids of these.
     """
 
     introducers: Sequence[str] = ()
+    _plain: frozenset[PeerID] = frozenset()
+
+    async def meet(self, peer: PeerID) -> bool:
+        """Take a place in each other's routing tables; of a plain node: meet those that it knows. False: no answer."""
+        node_id = await self.protocol.call_ping(peer)
+        self._plain -= {peer}
+        if node_id in (None, node_id_of(str(peer))):
+            return node_id is not None
+        self._plain |= {peer}
+        named = await self.protocol.call_find(peer, [self.node_id]) or {}
+        others = {other for _, found in named.values() for other in found.values()} - {self.peer_id}
+        await asyncio.gather(*(self.protocol.call_ping(other) for other in others))
+        return True
 
     async def get(self, key: str, latest: bool = True, **_: Any) -> ValueWithExpiration | None:
         """All records under a key, by subkey, of the nodes near to it; None if there are none."""
@@ -170,10 +186,9 @@ class BoundedDHT(DHTNode):  # type: ignore[misc]
         return bool(stored) or any(answer and answer[0] for answer in others)
 
     def _also_asked(self) -> list[PeerID]:
-        if len(self.protocol.routing_table.uid_to_peer_id) < self.protocol.bucket_size:
-            return []  # all are near
-        found = []
-        for peer_id in self.introducers:
-            with contextlib.suppress(ValueError):
-                found.append(PeerID.from_base58(peer_id))
-        return found
+        found = set(self._plain)
+        if len(self.protocol.routing_table.uid_to_peer_id) >= self.protocol.bucket_size:  # else all are near
+            for peer_id in self.introducers:
+                with contextlib.suppress(ValueError):
+                    found.add(PeerID.from_base58(peer_id))
+        return list(found)

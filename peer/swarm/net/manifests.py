@@ -104,7 +104,8 @@ class ManifestSearch:
             if self._node.clock() >= deadline:
                 raise self._incompatible or self._malformed or UserError(
                     f"the swarm answered, but holds no manifest (waited {timeout_s:g} s)",
-                    "is the address that of an Atoll bootstrap or of a peer that is training?",
+                    "is the address that of an Atoll bootstrap, of a peer that is training, or of a DHT node that a "
+                    "bootstrap names with --initial-peers?",
                 )
             await asyncio.sleep(self._node.timing.recheck_s)
 

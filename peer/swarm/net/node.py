@@ -276,7 +276,7 @@ class Node:
             await asyncio.wait_for(self.p2p._client.connect(peer_id, [base]), self.timing.open_timeout_s)
         except (TimeoutError, P2PDaemonError, OSError, asyncio.IncompleteReadError):
             return False
-        return await self.dht.protocol.call_ping(peer_id) is not None
+        return bool(await self.dht.meet(peer_id))
 
     async def keep_connected(self) -> None:
         """Come back to the bootstrap nodes whenever they come back; they may restart at any time."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from hivemind.dht.protocol import ValidationError
+from hivemind.p2p import PeerID
 from hivemind.utils.multiaddr import Multiaddr
 
 from peer.protocol.address import reach_of
@@ -56,6 +59,8 @@ async def start_node(config: NodeConfig) -> Node:
     maddrs = tuple(sorted((str(address) for address in await p2p.get_visible_maddrs(latest=True)), key=reach_of))
     node = Node(config, identity, p2p, dht, maddrs, client, records=dht.protocol.storage)
     dht.introducers = [peer_id for peer_id in node.introducers if peer_id != identity.peer_id]
+    introducers = map(PeerID.from_base58, dht.introducers)
+    await asyncio.gather(*(dht.meet(one) for one in introducers if one not in dht.protocol.routing_table))
     if not client:
         await node.serve(REACH_NAME, "reach", DialBackServer(p2p, config.timing).answer)
         await node.serve(SPEED_NAME, "speed", SpeedServer(config.timing, node.clock).answer)

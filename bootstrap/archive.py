@@ -16,7 +16,6 @@ from peer.errors import UserError
 from peer.link.memory import SharedState
 from peer.link.messages import ToTrainer
 from peer.outer.recipe.plan import RunPlan
-from peer.outer.state.outer_state import OuterState
 from peer.protocol.identity_work import IdentityWork
 from peer.protocol.records import PeerRecord
 from peer.swarm.catchup.chain_scout import ChainRules
@@ -31,6 +30,17 @@ log = logging.getLogger(__name__)
 FILE_NAME, NICKNAME = "state.bin", "archive"
 
 
+@dataclass(frozen=True)
+class ArchivePlace:
+    """Where a node keeps the states of its runs. `push_to`: repository of the hub that gets the model, too, every
+    `push_every` rounds.
+    """
+
+    folder: Path
+    push_to: str | None = None
+    push_every: int = 100
+
+
 def open_archive(folder: Path, genesis: Genesis, node: Node) -> StateStore:
     """The state that an archive holds of a run, or the initial one.
 
@@ -38,25 +48,20 @@ def open_archive(folder: Path, genesis: Genesis, node: Node) -> StateStore:
         folder: of this run in the archive.
 
     Raises:
-        UserError: a run without one state, an initial state of an earlier version, or no room on the disk.
+        UserError: a run without one state, or no room on the disk.
     """
     manifest, meta, plan = genesis.manifest, genesis.snapshot.meta, RunPlan.of(genesis.manifest)
     assert manifest.genesis is not None
     if plan.recipe.gossips:
         raise UserError(f"--archive: in run {manifest.name} each peer has a state of its own (gossip)",
                         "leave --archive out, or choose a recipe with one lineage")  # fmt: skip
-    if not genesis.shapes:
-        raise UserError("--archive: the initial state was written by an earlier version",
-                        "remove genesis.json in the state folder: the same state is built again")  # fmt: skip
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file = (folder / FILE_NAME).open("a+b")
         memory = SharedState(file.fileno(), sum(meta.fragments), meta.num_buffers, 1)
     except OSError as error:
         raise UserError(f"--archive: {folder} cannot be used: {error.strerror}", "check the disk") from None
-    fragments = plan.fragments(genesis.shapes, meta.fragments if len(meta.fragments) > 1 else ())
-    optimizer = plan.recipe.optimizer.shaped(genesis.shapes, genesis.hidden)
-    state = OuterState(memory.anchor, memory.buffers, optimizer, fragments, 0, manifest.genesis, plan.rate)
+    state = plan.outer_state([memory.anchor, *memory.buffers], genesis)
     store = StateStore(memory, state, ChainStore(folder, manifest.genesis), node.timing)
     if memory.head is not None and store.restore([store.history.chain_path]) is not None:
         log.info("the archive holds round %d of run %s", store.position.round, manifest.name)

@@ -57,12 +57,16 @@ def build_parser() -> argparse.ArgumentParser:
         help="where to listen (default: /ip4/0.0.0.0/tcp/31337; port 0: any free port)",
     )
     add("--announce-maddrs", nargs="+", default=[], metavar="ADDR", help="addresses at which others reach this node")
-    add("--initial-peers", nargs="+", default=[], metavar="ADDR", help="other bootstrap nodes or peers of the same run")
+    add("--initial-peers", nargs="+", default=[], metavar="ADDR",
+        help="other bootstraps or peers of the same run; or plain hivemind DHT nodes to announce it at")  # fmt: skip
     state_dir = Path("runs/bootstrap")
     add("--state-dir", type=Path, default=state_dir, metavar="DIR", help=f"identity and genesis (default: {state_dir})")
     add("--identity-path", type=Path, metavar="FILE", help="private key (default: identity.key in the state folder)")
     add("--archive", type=Path, metavar="DIR",
         help="keep the newest state there and serve it: a run outlives its peers")  # fmt: skip
+    add("--push-to-hub", metavar="NAME",
+        help="with --archive: upload the exported model to this repository of the hub, every few rounds")  # fmt: skip
+    add("--push-every", type=int, default=100, metavar="N", help="so many rounds (default: 100), and at the run's end")
     add("--new-run", action="store_true", help="leave the run in the state folder for a new one")
     add("--no-nat-port-map", action="store_true", help="do not ask the router to forward the port (UPnP)")
     add("--http", metavar="HOST:PORT",

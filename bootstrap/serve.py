@@ -94,6 +94,12 @@ def _check_arguments(arguments: argparse.Namespace) -> list[RunManifest]:
         raise UserError(f"two manifests have the name {twice}", "peers choose a run by its name: change one")
     if len(names) > 1 and arguments.base is not None:
         raise UserError("--from goes with one manifest", "name the folder as `pretrained: ./DIR` in a manifest")
+    if arguments.push_to_hub is not None and arguments.archive is None:
+        raise UserError("--push-to-hub uploads the state that an archive keeps", "give --archive DIR, too")
+    if arguments.push_to_hub is not None and len(names) > 1:
+        raise UserError(f"--push-to-hub names one repository, and these are {len(names)} runs", "start a node for each")
+    if arguments.push_every < 1:
+        raise UserError(f"--push-every {arguments.push_every}: must be at least 1", "so many rounds, such as 100")
     for address in (*arguments.host_maddrs, *arguments.announce_maddrs):
         parse_host_address(address)
     for address in arguments.initial_peers:
@@ -141,6 +147,7 @@ async def _serve(
 async def _open(
     arguments: argparse.Namespace, building: Sequence[tuple[GenesisBuild, Path]], identity_path: Path
 ) -> list[Bootstrap]:
+    from bootstrap.archive import ArchivePlace
     from bootstrap.node import start_bootstraps
     from peer.swarm.net.daemon import NodeConfig
 
@@ -152,7 +159,9 @@ async def _open(
         initial_peers=tuple(arguments.initial_peers),
         nat_port_map=not arguments.no_nat_port_map,
     )
-    return await start_bootstraps(config, opened, random.Random(), arguments.archive)
+    place = arguments.archive
+    archive = place and ArchivePlace(place, arguments.push_to_hub, arguments.push_every)
+    return await start_bootstraps(config, opened, random.Random(), archive)
 
 
 async def _give_up(opening: asyncio.Task[list[Bootstrap]]) -> None:
@@ -175,7 +184,7 @@ async def _serve_until(
         for bootstrap, listener in zip(bootstraps, listeners, strict=False):
             from bootstrap.page.open import open_page
 
-            pages.append(open_page(bootstrap, listener))
+            pages.append(open_page(bootstrap, listener, alone=len(bootstraps) == 1))
         urls = {place: url_of(listener) for place, listener in enumerate(listeners)}
         for place, bootstrap in enumerate(bootstraps):
             _print_address(bootstrap, as_json, urls.get(place), alone=len(bootstraps) == 1)

@@ -26,6 +26,7 @@ from peer.outer.record import RoundRecord
 from peer.protocol.manifest import RunManifest
 from peer.protocol.records import PEER_TTL_S, PeerRecord
 from peer.protocol.reports import TrainerFigures, ValidationPoint
+from peer.swarm.state.run_control import RunControl
 from peer.system.death_signal import die_with_parent
 
 LOOK_S = 2.0  # as the reader of a run looks
@@ -82,7 +83,8 @@ class SimulatedRun:
 async def serve(run: SimulatedRun, folder: Path) -> None:
     """Until it is killed; the port is the first line of the output."""
     state, history = SwarmState(), History(folder / FILE_NAME)
-    card = RunCard(RunPlan.of(MANIFEST), "benchmark", ("/ip4/203.0.113.7/tcp/31337/p2p/12D3KooW",))
+    control = RunControl.of(folder, MANIFEST, "benchmark")
+    card = RunCard(RunPlan.of(MANIFEST), "benchmark", ("/ip4/203.0.113.7/tcp/31337/p2p/12D3KooW",), control)
     board = Board(card, cast(Any, SimpleNamespace(traffic={})), state, None, history)
     listener = listen(("127.0.0.1", 0))
     PageServer(board, listener).start()

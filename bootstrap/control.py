@@ -22,7 +22,7 @@ LOOK_S = 1.0
 PATIENCE_S = 10.0  # with another command that writes
 
 
-class Helm:
+class ControlSigner:
     """Signs what the organiser decides.
 
     Args:

@@ -66,7 +66,7 @@ class Figures(Spec):
     manifest: RunManifest
     digest: Digest
     fragments: tuple[Annotated[int, Field(ge=1)], ...]
-    shapes: tuple[tuple[Annotated[int, Field(ge=0)], ...], ...] = ()
+    shapes: tuple[tuple[Annotated[int, Field(ge=0)], ...], ...]
     hidden: tuple[Annotated[int, Field(ge=0)], ...] = ()
     num_buffers: Annotated[int, Field(ge=0)]
     chunks: tuple[Digest, ...]
@@ -85,6 +85,11 @@ class Genesis:
     snapshot: SnapshotFile
     shapes: tuple[tuple[int, ...], ...] = ()
     hidden: tuple[int, ...] = ()
+
+    @property
+    def fragments(self) -> tuple[int, ...]:
+        """Elements of each fragment of the model."""
+        return self.snapshot.meta.fragments
 
 
 class GenesisBuild:

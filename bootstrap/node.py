@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bootstrap.archive import Archive, open_archive
-from bootstrap.control import Helm
-from bootstrap.doorkeeper import GuestBook
+from bootstrap.archive import Archive, ArchivePlace, open_archive
+from bootstrap.control import ControlSigner
 from bootstrap.follower import ChainFollower
 from bootstrap.genesis import Genesis
+from bootstrap.hub_uploads import HubUploads
+from bootstrap.invitations import InvitationRegistry
 from bootstrap.manifest_serial import manifest_serial
 from peer.errors import ProtocolError, UserError
 from peer.outer.recipe.plan import RunPlan
-from peer.protocol.identity_work import IdentityWork
 from peer.protocol.manifest import RunManifest
 from peer.protocol.records import SealedManifest, open_manifest, seal_manifest
 from peer.run.run_file import keep_manifest
@@ -64,13 +64,14 @@ class Bootstrap:
 
 
 async def start_bootstraps(
-    config: NodeConfig, opened: Sequence[tuple[Genesis, Path]], rng: random.Random, archive: Path | None = None
+    config: NodeConfig, opened: Sequence[tuple[Genesis, Path]], rng: random.Random,
+    archive: ArchivePlace | None = None,
 ) -> list[Bootstrap]:
     """Start the node, publish the manifests, serve the genesis states.
 
     Args:
         opened: each run, and the folder of its own.
-        archive: folder in which this node keeps the runs' states, as a donor; None: it keeps none.
+        archive: where this node keeps the runs' states, as a donor; None: it keeps none.
 
     Raises:
         UserError: see `start_node`; also a manifest that does not fit a DHT record.
@@ -93,26 +94,27 @@ async def start_bootstraps(
 
 
 async def _open_run(
-    node: Node, genesis: Genesis, folder: Path, published: SealedManifest, archive: Path | None
+    node: Node, genesis: Genesis, folder: Path, published: SealedManifest, archive: ArchivePlace | None
 ) -> Bootstrap:
     manifest = genesis.manifest
     assert manifest.genesis is not None
     history = ChainStore(history_folder(folder, manifest.run_id), manifest.genesis)
     keep_manifest(history.folder, manifest)
     control = await _steer(node, folder, manifest)
-    directory = Directory(node, manifest.run_id)
-    if manifest.trust.invited:
-        directory.gate = Gate(manifest.run_id, node.peer_id, control)
+    directory = Directory.of(node, manifest, Gate.of(manifest, node.peer_id, control))
+    if directory.gate is not None:
         node.gates = (*node.gates, directory.gate)
-        await GuestBook(history.folder, manifest.run_id, node.identity).serve(node, control)
+        await InvitationRegistry(history.folder, manifest.run_id, node.identity).serve(node, control)
     files = TokenizerFiles(folder, manifest.tokenizer.files)
     directory.known = lambda peer_id: history.seen[peer_id] > 0 or peer_id == node.peer_id
-    directory.work = IdentityWork(manifest.run_id, manifest.trust.work_bits)
     directory.follow()
     plan = RunPlan.of(manifest)
     rules = None if plan.recipe.gossips else await _follow(node, directory, published, plan, history, control)
     if archive is not None:
-        await _keep(open_archive(archive / manifest.run_id[:16], genesis, node), node, directory, rules, files)
+        store = open_archive(archive.folder / manifest.run_id[:16], genesis, node)
+        await _keep(store, node, directory, rules, files)
+        if archive.push_to is not None:
+            node.spawn(HubUploads(store, control, folder, archive.push_to, archive.push_every).run())
     else:
         await HistoryServer(node, manifest.run_id, history, OneSnapshot(genesis.snapshot), files=files).start()
     return Bootstrap(node, genesis, directory, plan, history, control)
@@ -120,10 +122,10 @@ async def _open_run(
 
 async def _steer(node: Node, state_dir: Path, manifest: RunManifest) -> RunControl:
     """Publish what the organiser has signed in the state folder, and signs there from now on."""
-    helm = Helm(state_dir, manifest, node.identity)
-    await control_exchange(node, manifest.run_id, helm.control).start()
-    node.spawn(helm.watch(), essential=True)
-    return helm.control
+    signer = ControlSigner(state_dir, manifest, node.identity)
+    await control_exchange(node, manifest.run_id, signer.control).start()
+    node.spawn(signer.watch(), essential=True)
+    return signer.control
 
 
 async def _follow(

@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bootstrap.control import Helm
-from bootstrap.doorkeeper import GuestBook
+from bootstrap.control import ControlSigner
 from bootstrap.folders import find_run, is_served, published_in
 from bootstrap.init import add_init_flags, init
+from bootstrap.invitations import InvitationRegistry
 from peer.errors import UserError
 from peer.run.run_file import kept_manifest
 from peer.swarm.net.keys import load_or_create_identity
@@ -31,10 +31,9 @@ def build_organiser_parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
         command.add_argument("--state-dir", type=Path, default=STATE_DIR, metavar="DIR",
                              help=f"folder of the run's bootstrap (default: {STATE_DIR})")  # fmt: skip
-        command.add_argument("--run", dest="name_of_run", metavar="NAME",
-                             help="which one, where the folder holds several")  # fmt: skip
+        command.add_argument("--run", metavar="NAME", help="which one, where the folder holds several")
         command.add_argument("--identity-path", type=Path, metavar="FILE", help="private key (default: in that folder)")
-        command.set_defaults(run=run)
+        command.set_defaults(execute=run)
         return command
 
     add("pause", "stop training and rounds of all peers at the end of their round, without losing anything", _pause)
@@ -52,7 +51,7 @@ def build_organiser_parser() -> argparse.ArgumentParser:
     add("invited", "list the invitations, and the peers that have used them", _invited)
     opening = commands.add_parser("init", help="write a commented manifest, from a few questions or from flags")
     add_init_flags(opening)
-    opening.set_defaults(run=init)
+    opening.set_defaults(execute=init)
     add("state", "print what the run's organiser has decided", _state)
     return parser
 
@@ -64,17 +63,17 @@ def organise(argv: Sequence[str]) -> int:
         UserError: anything that a person can mend.
     """
     arguments = build_organiser_parser().parse_args(argv)
-    print(arguments.run(arguments))
+    print(arguments.execute(arguments))
     return 0
 
 
-def helm_of(arguments: argparse.Namespace) -> Helm:
+def signer_of(arguments: argparse.Namespace) -> ControlSigner:
     """What signs for the run in the state folder.
 
     Raises:
         UserError: no run was opened there.
     """
-    folder = find_run(arguments.state_dir, arguments.name_of_run)
+    folder = find_run(arguments.state_dir, arguments.run)
     identity_path = arguments.identity_path or arguments.state_dir / "identity.key"
     published = published_in(folder)
     if not identity_path.exists():
@@ -86,59 +85,59 @@ def helm_of(arguments: argparse.Namespace) -> Helm:
     if identity.peer_id != published.organiser:
         what = f"{identity_path} is the key of {identity.peer_id}; the organiser of {manifest.name} is "
         raise UserError(what + published.organiser, "name the organiser's key with --identity-path")
-    return Helm(folder, manifest, identity)
+    return ControlSigner(folder, manifest, identity)
 
 
 def _pause(arguments: argparse.Namespace) -> str:
-    helm = helm_of(arguments)
-    if helm.control.state == "finished":
-        raise UserError(f"run {helm.manifest.name} has been ended", "`atoll-bootstrap resume` lets it continue")
-    helm.decide(state="paused")
-    return f"run {helm.manifest.name} is paused: peers stop at the end of their round, and keep what they have"
+    signer = signer_of(arguments)
+    if signer.control.state == "finished":
+        raise UserError(f"run {signer.manifest.name} has been ended", "`atoll-bootstrap resume` lets it continue")
+    signer.decide(state="paused")
+    return f"run {signer.manifest.name} is paused: peers stop at the end of their round, and keep what they have"
 
 
 def _resume(arguments: argparse.Namespace) -> str:
-    helm = helm_of(arguments)
-    ended = helm.control.state == "finished"
-    helm.decide(state="running", **({"rounds_total": None} if ended else {}))
-    total, made = helm.control.rounds_total, _rounds(helm)
+    signer = signer_of(arguments)
+    ended = signer.control.state == "finished"
+    signer.decide(state="running", **({"rounds_total": None} if ended else {}))
+    total, made = signer.control.rounds_total, _rounds(signer)
     if total is not None and made >= total:
-        what = f"run {helm.manifest.name} has made all of its {total:,} rounds, so its peers leave"
+        what = f"run {signer.manifest.name} has made all of its {total:,} rounds, so its peers leave"
         raise UserError(what, f"let it make more: atoll-bootstrap extend --rounds {2 * made}")
-    return f"run {helm.manifest.name} continues"
+    return f"run {signer.manifest.name} continues"
 
 
 def _finish(arguments: argparse.Namespace) -> str:
-    helm = helm_of(arguments)
+    signer = signer_of(arguments)
     served = is_served(arguments.state_dir)  # else this folder does not know how many rounds were made
-    before = _rounds(helm) if served else 0
-    if before and helm.control.state == "running":
+    before = _rounds(signer) if served else 0
+    if before and signer.control.state == "running":
         time.sleep(LOOK_S)  # so that all peers hear of the last round before it, and end with the same model
-    made = _rounds(helm) if served else 0
+    made = _rounds(signer) if served else 0
     last = made + LAST_ROUNDS + HEARD_AFTER * (made - before)
-    total = helm.control.rounds_total
-    helm.decide(state="finished", rounds_total=min(last, total or last) if made else None)
-    return f"run {helm.manifest.name} ends: peers make their last rounds, export the model and leave"
+    total = signer.control.rounds_total
+    signer.decide(state="finished", rounds_total=min(last, total or last) if made else None)
+    return f"run {signer.manifest.name} ends: peers make their last rounds, export the model and leave"
 
 
-def _rounds(helm: Helm) -> int:
+def _rounds(signer: ControlSigner) -> int:
     """Rounds that the node has followed: its chain has a line for each."""
     try:
-        with (helm.folder / CHAIN_NAME).open("rb") as chain:
+        with (signer.folder / CHAIN_NAME).open("rb") as chain:
             return sum(1 for _ in chain)
     except FileNotFoundError:
         return 0
 
 
 def _extend(arguments: argparse.Namespace) -> str:
-    helm = helm_of(arguments)
+    signer = signer_of(arguments)
     changes = {"rounds_total": arguments.rounds, "tokens_total": arguments.tokens}
     changes = {name: value for name, value in changes.items() if value is not None}
     if not changes:
         raise UserError("extend needs --rounds or --tokens", "for example --rounds 2000")
-    if helm.control.state == "finished":
-        raise UserError(f"run {helm.manifest.name} has been ended", "first `atoll-bootstrap resume`, then extend it")
-    made, before = _rounds(helm), helm.control.rounds_total
+    if signer.control.state == "finished":
+        raise UserError(f"run {signer.manifest.name} has been ended", "first `atoll-bootstrap resume`, then extend it")
+    made, before = _rounds(signer), signer.control.rounds_total
     earlier = arguments.rounds is not None and (before is None or arguments.rounds < before)
     if earlier and not is_served(arguments.state_dir):
         raise UserError("this run's node is not running, so the rounds that were made are not known here",
@@ -146,45 +145,46 @@ def _extend(arguments: argparse.Namespace) -> str:
     if arguments.rounds is not None and arguments.rounds <= made:
         raise UserError(f"--rounds {arguments.rounds}: the run has made {made} rounds",
                         "give more, or end it with `atoll-bootstrap finish`")  # fmt: skip
-    helm.decide(**changes)
-    ends = [f"{helm.control.rounds_total:,} rounds"] if helm.control.rounds_total else []
-    ends += [f"{helm.control.tokens_total:,} tokens"] if helm.control.tokens_total else []
-    return f"run {helm.manifest.name} ends with {' or '.join(ends)}, whichever comes first"
+    signer.decide(**changes)
+    ends = [f"{signer.control.rounds_total:,} rounds"] if signer.control.rounds_total else []
+    ends += [f"{signer.control.tokens_total:,} tokens"] if signer.control.tokens_total else []
+    return f"run {signer.manifest.name} ends with {' or '.join(ends)}, whichever comes first"
 
 
 def _announce(arguments: argparse.Namespace) -> str:
-    helm_of(arguments).decide(announcement=arguments.text)
+    signer_of(arguments).decide(announcement=arguments.text)
     return "every peer shows it once" if arguments.text else "the announcement is taken back"
 
 
 def _invite(arguments: argparse.Namespace) -> str:
-    helm, guests = _guests(arguments)
-    if not helm.manifest.trust.invited:
-        raise UserError(f"run {helm.manifest.name} is open: peers join it without an invitation",
+    signer, registry = _registry(arguments)
+    if not signer.manifest.trust.invited:
+        raise UserError(f"run {signer.manifest.name} is open: peers join it without an invitation",
                         "a run with `trust: {invited: true}` in its manifest is for invited peers")  # fmt: skip
-    with helm.signing():
-        return guests.invite(arguments.name, _seconds(arguments.expires))
+    with signer.signing():
+        return registry.invite(arguments.name, _seconds(arguments.expires))
 
 
 def _revoke(arguments: argparse.Namespace) -> str:
-    helm, guests = _guests(arguments)
-    helm.revoke(guests.number_of(arguments.name))
+    signer, registry = _registry(arguments)
+    signer.revoke(registry.number_of(arguments.name))
     return f"{arguments.name}'s invitation has been revoked: that peer is out of the run within a round"
 
 
 def _invited(arguments: argparse.Namespace) -> str:
-    helm, guests = _guests(arguments)
-    bound, now, lines = guests.bound(), time.time(), []
-    for number, one in enumerate(guests.invitations, 1):
+    signer, registry = _registry(arguments)
+    bound, now, lines = registry.bound(), time.time(), []
+    for number, one in enumerate(registry.invitations, 1):
         until = time.strftime("%Y-%m-%d %H:%M", time.localtime(one.expires_at))
-        state = "revoked" if helm.control.revokes(number) else f"{'until' if one.expires_at > now else 'ended'} {until}"
+        revoked = signer.control.revokes(number)
+        state = "revoked" if revoked else f"{'until' if one.expires_at > now else 'ended'} {until}"
         lines.append(f"{number:4}  {one.name:24}  {state:22}  {bound.get(number, 'not used yet')}")
     return "\n".join(lines) or "no peer is invited so far"
 
 
-def _guests(arguments: argparse.Namespace) -> tuple[Helm, GuestBook]:
-    helm = helm_of(arguments)
-    return helm, GuestBook(helm.folder, helm.manifest.run_id, helm.identity)
+def _registry(arguments: argparse.Namespace) -> tuple[ControlSigner, InvitationRegistry]:
+    signer = signer_of(arguments)
+    return signer, InvitationRegistry(signer.folder, signer.manifest.run_id, signer.identity)
 
 
 def _seconds(text: str) -> float:
@@ -195,9 +195,9 @@ def _seconds(text: str) -> float:
 
 
 def _state(arguments: argparse.Namespace) -> str:
-    helm = helm_of(arguments)
-    control, total = helm.control, helm.control.rounds_total
-    lines = [f"run           {helm.manifest.name}  ({helm.manifest.run_id[:16]})", f"state         {control.state}"]
+    signer = signer_of(arguments)
+    control, total = signer.control, signer.control.rounds_total
+    lines = [f"run           {signer.manifest.name}  ({signer.manifest.run_id[:16]})", f"state         {control.state}"]
     lines += [f"ends          {total:,} rounds"] if total else []
     lines += [f"ends          {control.tokens_total:,} tokens"] if control.tokens_total else []
     newest = control.newest

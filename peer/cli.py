@@ -77,7 +77,7 @@ def _add_join_command(commands: argparse._SubParsersAction[argparse.ArgumentPars
     )
     join.add_argument("addresses", nargs="+", metavar="MULTIADDR", help="address of the bootstrap, or of any peer")
     add_setting_flags(join)
-    join.set_defaults(run=_join)
+    join.set_defaults(execute=_join)
 
 
 def _add_demo_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -90,7 +90,7 @@ def _add_demo_command(commands: argparse._SubParsersAction[argparse.ArgumentPars
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_demo_flags(demo)
-    demo.set_defaults(run=_demo)
+    demo.set_defaults(execute=_demo)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -104,10 +104,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise _unknown_setting(unknown[0])
         if unknown:
             parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-        run: Callable[[argparse.Namespace], int] = arguments.run
+        execute: Callable[[argparse.Namespace], int] = arguments.execute
         if arguments.command != "join":  # which has more to end than Python knows of
             interrupt_on_signals()
-        sys.exit(run(arguments))
+        sys.exit(execute(arguments))
     except UserError as error:
         print(error.render(), file=sys.stderr)
         sys.exit(2)

@@ -67,14 +67,9 @@ def _state_of(plan: RunPlan, layout: FlatLayout, anchor: torch.Tensor) -> OuterS
     return OuterState(anchor, buffers, optimizer, plan.fragments(layout.shapes, layout.sizes))
 
 
-def checked_genesis(manifest: RunManifest, tokenizer: Tokenizer) -> tuple[OuterState, str | None]:
-    """The state of round 0, and the digest of the base that an adapter stands on; see `built_genesis`."""
-    state, base, _ = built_genesis(manifest, tokenizer)
-    return state, base
-
-
 def built_genesis(manifest: RunManifest, tokenizer: Tokenizer) -> tuple[OuterState, str | None, FlatLayout]:
-    """The same, and the layout of the parameters, after checks that every joining peer would fail as well.
+    """The state of round 0, the digest of the base that an adapter stands on, and the layout of the parameters, after
+    checks that every joining peer would fail as well.
 
     Raises:
         UserError: the model cannot be built, does not fit this machine's memory, or could not be trained.

@@ -218,20 +218,15 @@ def add_setting_flags(parser: argparse.ArgumentParser) -> None:
     for name, field in known_settings().items():
         options = _argparse_options(name, field)
         help_text = f"{field.description} (default {_default_text(field)}; {env_name(name)})".replace("%", "%%")
-        group.add_argument(flag_name(name), dest=_place(name), default=None, help=help_text, **options)
+        group.add_argument(flag_name(name), default=None, help=help_text, **options)
         if "_" in name:
-            group.add_argument(f"--{name}", dest=_place(name), default=None, help=argparse.SUPPRESS, **options)
+            group.add_argument(f"--{name}", default=None, help=argparse.SUPPRESS, **options)
 
 
 def setting_overrides(namespace: argparse.Namespace) -> dict[str, Any]:
     """The settings that were given as flags."""
     given = vars(namespace)
-    return {name: given[_place(name)] for name in known_settings() if given.get(_place(name)) is not None}
-
-
-def _place(name: str) -> str:
-    """The attribute of parsed arguments: `run` is what a command does."""
-    return "run_called" if name == "run" else name
+    return {name: given[name] for name in known_settings() if given.get(name) is not None}
 
 
 def flag_name(setting: str) -> str:

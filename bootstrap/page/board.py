@@ -254,8 +254,8 @@ class Board:
     def _progress(self) -> dict[str, Any]:
         """How much of the run is done, at what pace, and how long the rest takes at that pace."""
         first, last = self._pace[0] if self._pace else self._point, self._point
-        seconds, rounds = max(1e-9, last.time - first.time), self.card.plan.manifest.rounds
-        goals = ((rounds.total, last.round, first.round), (rounds.tokens_total, last.tokens, first.tokens))
+        seconds, control = max(1e-9, last.time - first.time), self.card.control
+        goals = ((control.rounds_total, last.round, first.round), (control.tokens_total, last.tokens, first.tokens))
         done, left = None, None
         for goal, now, before in goals:
             if goal:
@@ -264,7 +264,10 @@ class Board:
                     rest = max(0, goal - now) * seconds / (now - before)
                     left = rest if left is None else min(left, rest)
         pace = (last.tokens - first.tokens) / seconds
-        return {"done": done, "eta_s": left, "committed_tokens_per_s": pace if pace > 0 else 0.0}
+        return {
+            "done": done, "eta_s": left, "committed_tokens_per_s": pace if pace > 0 else 0.0,
+            "goal": {"rounds": control.rounds_total, "tokens": control.tokens_total},
+        }  # fmt: skip
 
 
 def _changes(before: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:

@@ -17,8 +17,11 @@ from peer.swarm.observe.reader import SwarmReader
 log = logging.getLogger(__name__)
 
 
-def open_page(bootstrap: Bootstrap, listener: socket.socket) -> PageServer:
+def open_page(bootstrap: Bootstrap, listener: socket.socket, alone: bool) -> PageServer:
     """Serve the page of a running bootstrap at a listening socket, until it is closed.
+
+    Args:
+        alone: it has no other run.
 
     Raises:
         UserError: the history's file cannot be opened.
@@ -27,7 +30,7 @@ def open_page(bootstrap: Bootstrap, listener: socket.socket) -> PageServer:
     state = SwarmState(plan.recipe.num_fragments)
     if not plan.recipe.gossips:  # no stranger's claims count once members have made a round
         state.trusted = lambda peer_id: not chain.seen or chain.seen[peer_id] > 0
-    card = RunCard(plan, node.peer_id, bootstrap.addresses)
+    card = RunCard(plan, node.peer_id, bootstrap.addresses, bootstrap.control, alone)
     history = History(chain.folder / FILE_NAME)
     board = Board(card, node, state, None if plan.recipe.gossips else chain, history)
     reader, new = SwarmReader(node, plan.manifest.run_id, bootstrap.directory, state), asyncio.Event()

@@ -31,6 +31,7 @@ SCHEMAS: dict[str, Any] = {
     "Now": _object(
         time=_NUMBER, round=_COUNT, tokens=_COUNT, peers=_COUNT, tokens_per_s=_NUMBER, loss=_MAYBE, validation=_MAYBE,
         validated=_MAYBE, utilisation=_MAYBE, done=_MAYBE, eta_s=_MAYBE, committed_tokens_per_s=_NUMBER,
+        goal=_object(rounds=_MAYBE, tokens=_MAYBE),
         states={"type": "object", "additionalProperties": _COUNT}, lineage_id=_TEXT, bytes_sent=_COUNT,
         bytes_received=_COUNT, served={"type": "object", "additionalProperties": _list(_COUNT)},
     ),
@@ -54,8 +55,7 @@ SCHEMAS: dict[str, Any] = {
     ),
     "Run": _object(
         name=_TEXT, run_id=_TEXT, genesis=_TEXT, organiser=_TEXT, addresses=_list(_TEXT), join=_list(_TEXT),
-        trust=_TEXT, recipe={"type": "object"}, goal=_object(rounds=_MAYBE, tokens=_MAYBE),
-        manifest={"type": "object"},
+        trust=_TEXT, recipe={"type": "object"}, manifest={"type": "object"},
     ),
     "Credit": _object(peer_id=_TEXT, nickname=_TEXT, tokens=_COUNT, rounds=_COUNT),
     "Sample": _object(peer=_TEXT, round=_COUNT, text=_TEXT),

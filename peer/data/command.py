@@ -40,7 +40,7 @@ def add_data_command(
         help=f"of text to read of each source (default: {DEFAULT_MEGABYTES:g})")
     add("--private-urls", action="store_true", help="let the data lie on a server of your own network")
     add("--json", action="store_true", help="print one JSON document")
-    parser.set_defaults(run=_preview)
+    parser.set_defaults(execute=_preview)
     return inner
 
 

@@ -41,7 +41,7 @@ def add_rounds_command(commands: argparse._SubParsersAction[argparse.ArgumentPar
     add("--failed", action="store_true", help="only rounds that were not committed")
     add("--json", action="store_true", help="a JSON list of the records; with --follow, one record a line")
     add("--follow", action="store_true", help="print each new round as it ends, until Ctrl-C")
-    parser.set_defaults(run=_rounds)
+    parser.set_defaults(execute=_rounds)
 
 
 def _rounds(arguments: argparse.Namespace) -> int:

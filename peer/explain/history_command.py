@@ -39,7 +39,7 @@ def add_history_command(commands: argparse._SubParsersAction[argparse.ArgumentPa
         help=f"the bootstrap's --state-dir, or a history.sqlite (default: {FOLDER})")  # fmt: skip
     add("--format", choices=FORMATS, default=FORMATS[0], help=f"of the files (default: {FORMATS[0]})")
     add("--out", type=named_path, default=Path("."), metavar="DIR", help="where to write (default: here)")
-    export.set_defaults(run=_export)
+    export.set_defaults(execute=_export)
 
 
 def _export(arguments: argparse.Namespace) -> int:

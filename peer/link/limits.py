@@ -18,7 +18,7 @@ class Limits:
         stopping: whether this peer was asked to stop; then it waits for nothing.
     """
 
-    total_rounds: int | None
+    rounds_total: int | None
     tokens_total: int | None = None
     max_rounds: int | None
     ended: str = ""  # why, whatever the others are
@@ -34,7 +34,7 @@ class Limits:
         """
         if self.ended:
             return self.ended
-        if self.total_rounds is not None and round >= self.total_rounds:
+        if self.rounds_total is not None and round >= self.rounds_total:
             return COMPLETE
         if self.tokens_total is not None and swarm_tokens >= self.tokens_total:
             return COMPLETE

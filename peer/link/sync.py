@@ -306,7 +306,7 @@ class SwarmSync:
             self._settle_transfers()
         self.paused = message.state == "paused"
         self.limits = replace(
-            self.limits, total_rounds=message.rounds_total, tokens_total=message.tokens_total,
+            self.limits, rounds_total=message.rounds_total, tokens_total=message.tokens_total,
             ended=(message.reason or ENDED) if ended else "",
         )
 

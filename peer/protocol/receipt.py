@@ -50,9 +50,10 @@ class SignedStatement(Spec):
 
 
 def certificate_lines(chain: Iterable[Certificate], peer_id: str) -> Iterator[bytes]:
-    """A line for each round that holds a contribution of the peer."""
+    """A line for each round that holds a contribution of the peer. Raises ProtocolError at one that is not signed."""
     for certificate in chain:
         if certificate.link.place(peer_id) is not None:
+            certificate.check()
             yield dump_json(certificate) + b"\n"
 
 

@@ -122,7 +122,7 @@ def assemble(
     local = local_anchor(shared, recipe, device, hook if leader is None else RanksLoop(leader, hook), second)
     state = OptimizerState(optimizer, leader)
     limits = Limits(
-        total_rounds=rounds.total, tokens_total=rounds.tokens_total, max_rounds=settings.max_rounds, stopping=stopping
+        rounds_total=rounds.total, tokens_total=rounds.tokens_total, max_rounds=settings.max_rounds, stopping=stopping
     )
     # a restarted agent joins this run and no other
     start = start.model_copy(update={"run_id": manifest.run_id})
@@ -243,21 +243,21 @@ def load_text(
 
 
 def rate_of(plan: RunPlan, sync: SwarmSync, resumed: bool) -> Callable[[], float]:
-    """The rate of the next step, from the swarm's progress: a peer that joins or resumes has the right one at once."""
+    """The rate of the next step, from the swarm's progress: a peer that joins or resumes has the right one at once. It
+    ends where the organiser has last said that the run ends.
+    """
     manifest, recipe, shared = plan.manifest, plan.recipe, plan.rate
     if shared is not None:
         return lambda: shared(sync.round)
-    total = manifest.rounds.total
-    known = total is not None and recipe.votes is None  # of rounds that are called for, the number of steps is not
-    of_rounds = float(recipe.rounds.begins(total + 1)) if total is not None and known else math.inf
 
     def rate() -> float:
         fresh_since = SETTLED_STEPS if resumed and not sync.drops else sync.steps_since_fresh
-        steps = of_rounds
-        if manifest.rounds.tokens_total is not None:
+        steps, rounds, tokens = math.inf, sync.limits.rounds_total, sync.limits.tokens_total
+        if rounds is not None and recipe.votes is None:  # of rounds that are called for, the number of steps is unknown
+            steps = float(recipe.rounds.begins(rounds + 1))
+        if tokens is not None:
             begun = recipe.rounds.begins(sync.round + 1)
-            goal = manifest.rounds.tokens_total
-            steps = min(steps, expected_steps(manifest.tokens_per_step, goal, sync.swarm_tokens, begun))
+            steps = min(steps, expected_steps(manifest.tokens_per_step, tokens, sync.swarm_tokens, begun))
         return learning_rate(manifest.inner, sync.global_step, steps if steps < math.inf else None, fresh_since)
 
     return rate

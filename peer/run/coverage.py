@@ -8,7 +8,7 @@ import json
 import logging
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from peer.errors import UserError
 from peer.system.exit_signals import exiting_on_signals
@@ -21,14 +21,23 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 DESCRIPTION = """\
 What of a run's data was trained on once, more often and never, in which epoch, and what each peer claims to have read:
-by the certified chain, from the output folder of a peer or from a run that is under way. A claim is its peer's own; the
-chain proves who made it, not that it is true."""
+by the certified chain, from the folder of a peer or of a bootstrap, or from a run that is under way. A claim is its
+peer's own; the chain proves who made it, not that it is true."""
 
 EPILOG = """\
 examples:
   atoll data coverage runs/peer
   atoll data coverage /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW... --picture coverage.png
   atoll data coverage runs/peer --json > coverage.json"""
+
+
+class Counted(NamedTuple):
+    """What a chain says. `given_up`: by the peer whose folder it is; empty of a run that is visited."""
+
+    manifest: RunManifest
+    rounds: int
+    coverage: Coverage
+    given_up: dict[str, int]
 
 
 def add_coverage_command(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -38,11 +47,13 @@ def add_coverage_command(actions: argparse._SubParsersAction[argparse.ArgumentPa
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     add = parser.add_argument
-    add("source", metavar="RUN-FOLDER|MULTIADDR", help="a peer's --output-dir, or the address of a bootstrap or peer")
+    add("source", metavar="RUN-FOLDER|MULTIADDR",
+        help="a peer's --output-dir, a bootstrap's --state-dir, or the address of either")  # fmt: skip
+    add("--run", metavar="NAME", help="of several runs at an address this one")
     add("--run-id", metavar="ID", help="of several runs this one")
     add("--picture", type=named_path, metavar="FILE", help="draw it as a PNG, too")
     add("--json", action="store_true", help="print one JSON document")
-    parser.set_defaults(run=_coverage)
+    parser.set_defaults(execute=_coverage)
 
 
 def _coverage(arguments: argparse.Namespace) -> int:
@@ -50,15 +61,16 @@ def _coverage(arguments: argparse.Namespace) -> int:
         from peer.run.coverage_picture import draw_coverage
 
     read = _of_address if arguments.source.startswith("/") and "/p2p/" in arguments.source else _of_folder
-    manifest, rounds, coverage, *given_up = read(arguments.source, arguments.run_id)
+    manifest, rounds, coverage, given_up = read(arguments)
     if not coverage.sources:
         raise UserError(
             f"the peers of run {manifest.name} lease no data from each other, so its chain does not say what was read",
             "data.assignment: leases does that, where the data is on every machine (see docs/data.md)",
         )
-    document = {"run": manifest.name, "run_id": manifest.run_id, "rounds": rounds, **coverage.document()}
-    if given_up:
-        document["given_up"] = given_up[0]
+    document = {
+        "run": manifest.name, "run_id": manifest.run_id, "rounds": rounds, **coverage.document(),
+        **({"given_up": given_up} if given_up else {}),
+    }  # fmt: skip
     if arguments.picture is not None:
         try:
             replace_file(arguments.picture, draw_coverage(coverage, f"{manifest.name}, round {rounds}"))
@@ -94,25 +106,16 @@ def in_words(document: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _of_folder(source: str, run_id: str | None) -> tuple[RunManifest, int, Coverage, dict[str, int]]:
-    from peer.protocol.manifest import MAX_MANIFEST_BYTES, parse_manifest
-    from peer.protocol.yaml_text import read_limited
-    from peer.run.resume import CHECKPOINTS
-    from peer.run.run_file import RUN_FILE
+def _of_folder(arguments: argparse.Namespace) -> Counted:
+    from peer.run.kept_chain import find_chain, manifest_beside
     from peer.swarm.state.certificate_file import CertificateFile
 
-    chains = Path(source).glob(f"history/{(run_id or '')[:16]}*/chain.jsonl")
-    found = sorted(chains, key=lambda path: path.stat().st_mtime)
-    if not found:
-        raise UserError(f"{source}: no chain of a run", "name the --output-dir of a peer that has made a round")
-    path = found[-1]
-    kept = Path(source) / CHECKPOINTS / path.parent.name / RUN_FILE
-    hint = "name the --output-dir of a peer, or the address of the run"
-    manifest = parse_manifest(read_limited(kept, MAX_MANIFEST_BYTES, "manifest of the run", hint), str(kept))
+    path = find_chain(Path(arguments.source), arguments.run_id)
+    manifest = manifest_beside(path)
     shared = manifest.data.shared
     chain = CertificateFile(path, manifest.genesis or "", shared.shards if shared is not None else ())
     chain.load()
-    return manifest, len(chain), chain.coverage, given_up_in(path.parent, chain.coverage)
+    return Counted(manifest, len(chain), chain.coverage, given_up_in(path.parent, chain.coverage))
 
 
 def given_up_in(folder: Path, coverage: Coverage) -> dict[str, int]:
@@ -125,25 +128,26 @@ def given_up_in(folder: Path, coverage: Coverage) -> dict[str, int]:
     return {"rounds": len(rounds), "parts": parts, "trained_twice": held}
 
 
-def _of_address(source: str, run_id: str | None) -> tuple[RunManifest, int, Coverage]:
+def _of_address(arguments: argparse.Namespace) -> Counted:
     from peer.protocol.address import parse_peer_address
     from peer.swarm.net.socket_folder import open_socket_folder
     from peer.system.preflight import check_reachable
 
-    address = parse_peer_address(source)
+    address = parse_peer_address(arguments.source)
     open_socket_folder()
     check_reachable([address])
     logging.basicConfig(level=logging.CRITICAL)
     with tempfile.TemporaryDirectory(prefix="atoll-coverage-") as folder:
         try:
-            return asyncio.run(_visit(str(address), Path(folder) / "identity.key", run_id))
+            return asyncio.run(_visit(str(address), Path(folder) / "identity.key", arguments))
         except asyncio.CancelledError:
             raise KeyboardInterrupt from None
 
 
-async def _visit(address: str, identity: Path, run_id: str | None) -> tuple[RunManifest, int, Coverage]:
+async def _visit(address: str, identity: Path, arguments: argparse.Namespace) -> Counted:
     from peer.swarm.observe.chain_reader import coverage_of_run
     from peer.swarm.observe.reader import visit_run
 
-    async with visit_run(address, identity, run_id) as visit:
-        return visit.manifest, *await coverage_of_run(visit.node, visit.manifest, visit.directory)
+    async with visit_run(address, identity, arguments.run_id, arguments.run) as visit:
+        found = await coverage_of_run(visit.node, visit.manifest, visit.control.rounds_total, visit.directory)
+        return Counted(visit.manifest, *found, {})

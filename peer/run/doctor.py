@@ -54,7 +54,7 @@ def add_doctor_command(commands: argparse._SubParsersAction[argparse.ArgumentPar
     )
     parser.add_argument("addresses", nargs="*", metavar="MULTIADDR", help="address of the bootstrap, or of any peer")
     add_setting_flags(parser)
-    parser.set_defaults(run=_doctor)
+    parser.set_defaults(execute=_doctor)
 
 
 def _doctor(arguments: argparse.Namespace) -> int:

@@ -21,7 +21,9 @@ class NearRound(Protocol):
 
 
 class StopRequest(Protocol):
-    """Whether a signal asks this peer to stop."""
+    """Whether a signal asks this peer to stop. `draining`: it trains, so that a signal asks and does not interrupt."""
+
+    draining: bool
 
     @property
     def requested(self) -> bool: ...
@@ -38,7 +40,7 @@ class Drain:
     def __init__(
         self, stop: StopRequest, seconds: float, notice: SpotNotice | None = None, clock: Clock = time.monotonic
     ) -> None:
-        self._stop, self._seconds, self._notice, self._clock = stop, seconds, notice, clock
+        self.stop, self._seconds, self._notice, self._clock = stop, seconds, notice, clock
         self._until: float | None = None
         self._made = 0
         self.sync: NearRound | None = None
@@ -46,7 +48,7 @@ class Drain:
     def leaves(self) -> bool:
         """Whether it is asked to leave and does not make another round; to be called after each step."""
         noticed = self._notice is not None and self._notice.noticed
-        if not (self._stop.requested or noticed):
+        if not (self.stop.requested or noticed):
             return False
         if self.sync is None:
             return True

@@ -231,6 +231,8 @@ class PeerHooks:
     def _show(self, message: LivePeers) -> None:
         rows = [PeerRow.from_record(peer_id, record) for peer_id, record in message.peers.items()]
         peer, newest = self._peer, self.validation[-1:]
+        if self._live.course is not None:
+            self._live.course.move_end(peer.sync.limits.rounds_total, peer.sync.limits.tokens_total)
         self._live.advance(
             peer.sync.round, peer.sync.swarm_tokens, newest[0][1] if newest else None, self._report.utilisation
         )

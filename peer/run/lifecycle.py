@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import signal
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -61,13 +62,20 @@ SAMPLE_TOKENS = 200
 
 
 class StopSignal:
-    """SIGINT, SIGTERM, SIGHUP: before training they interrupt, while training they ask it to stop; twice: at once."""
+    """SIGINT, SIGTERM, SIGHUP: before training they interrupt, while training they ask it to stop; twice: at once. A
+    spot notice is one of them before training, while a `Drain` hears of it itself later.
+    """
 
     def __init__(self) -> None:
         self.requested = False
         self.draining = False
         for number in ending_signals():
             signal.signal(number, self._on_signal)
+
+    def on_notice(self) -> None:
+        """Called in the thread that has seen the notice."""
+        if not self.draining:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
     def _on_signal(self, *_: object) -> None:
         if self.requested or not self.draining:
@@ -91,16 +99,21 @@ def live(
         UserError: anything that a person can mend, before training starts.
     """
     ranks: FurtherRanks = NoFurther()
+    notice: SpotNotice | None = None
     try:
         stop, console, guard = StopSignal(), Console(), WriteGuard()
         try:
             setup_logging(settings.output_dir / "peer.log", settings.log_level, settings.json_lines, console, guard)
             for finding in (*findings, device_finding(settings).require()):  # told before anything is dialled
                 log_finding(finding)
+            if settings.spot_notice is not None:
+                notice = SpotNotice(settings.spot_notice, on_notice=stop.on_notice)
+                notice.start()
             start = _prepare(settings, addresses, identity_path)
             await_hours(settings.active_hours)
             ranks = start_ranks(settings)
-            return _run(settings, start, agent, stop, (console, guard), ranks)
+            drain = Drain(stop, settings.drain_s, notice)
+            return _run(settings, start, agent, drain, (console, guard), ranks)
         except RuntimeError:
             if lost := ranks.lost():
                 _leave(agent)
@@ -161,19 +174,15 @@ def token_of(settings: PeerSettings) -> str:
 
 
 def _run(
-    settings: PeerSettings, start: Start, agent: AgentProcess, stop: StopSignal, shown: tuple[Console, WriteGuard],
+    settings: PeerSettings, start: Start, agent: AgentProcess, drain: Drain, shown: tuple[Console, WriteGuard],
     ranks: FurtherRanks,
 ) -> int:  # fmt: skip
     receive, (console, guard) = _Late(), shown
-    notice = SpotNotice(settings.spot_notice) if settings.spot_notice is not None else None
-    drain = Drain(stop, settings.drain_s, notice)
     try:
         peer, anchor = _arrive(settings, start, agent, receive, drain.leaves, ranks)
     except AgentGoneError as gone:
         raise UserError(f"the agent process ended unexpectedly: {gone}", f"its log is {agent.log_path}") from None
     manifest, published, drain.sync = peer.manifest, peer.published, peer.sync
-    if notice is not None:
-        notice.start()
     with guard.writing("the run's manifest"):
         keep_manifest(checkpoint_folder(settings.output_dir, manifest.run_id), manifest)
     labels = RunLabels(
@@ -187,11 +196,10 @@ def _run(
     )
     title = f"{manifest.name}  {manifest.run_id[:12]}"
     own_id, as_table = published.peer_id, False if settings.json_lines else None
-    course = Course(manifest.rounds.total, manifest.rounds.tokens_total)
-    with LiveSwarm(console, title=title, own_id=own_id, live=as_table, guard=guard, course=course) as table:
+    with LiveSwarm(console, title=title, own_id=own_id, live=as_table, guard=guard, course=Course()) as table:
         hooks = PeerHooks(peer, metrics, table, drain.leaves, guard)
         receive.target = hooks.on_message
-        stop.draining = True
+        drain.stop.draining = True
         if settings.eval_every_rounds:
             hooks.validate(settings.eval_sequences)
         table.note(f"training from round {anchor.round}")

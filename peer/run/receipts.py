@@ -5,14 +5,17 @@ from __future__ import annotations
 import argparse
 import hashlib
 import time
-from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from peer.errors import ProtocolError, UserError
 from peer.protocol.lineage import Certificate
 from peer.protocol.receipt import Statement, certificate_lines, check_receipt, sign_receipt
 from peer.protocol.records import parse_json
 from peer.system.output_files import named_path, replace_file
+
+if TYPE_CHECKING:
+    from peer.swarm.state.certificate_file import CertificateFile
 
 DESCRIPTION = """\
 A receipt says how many rounds and tokens one peer has contributed to a run. It holds the certified rounds that prove
@@ -41,11 +44,11 @@ def add_receipts_command(commands: argparse._SubParsersAction[argparse.ArgumentP
     add("--peer", metavar="ID", help="whose contribution (default: that of the folder's own key)")
     add("--run-id", metavar="ID", help="of which run, or the beginning of it, where the folder holds several")
     add("--to", type=named_path, metavar="FILE", help="where to write (default: PEER.receipt in this folder)")
-    write.set_defaults(run=_write)
+    write.set_defaults(execute=_write)
     verify = actions.add_parser("verify", help="check a receipt, offline")
     verify.add_argument("file", type=named_path, metavar="FILE")
     verify.add_argument("--signer", metavar="ID", help="who must have signed it, such as the organiser")
-    verify.set_defaults(run=_verify)
+    verify.set_defaults(execute=_verify)
 
 
 def _write(arguments: argparse.Namespace) -> int:
@@ -56,15 +59,17 @@ def _write(arguments: argparse.Namespace) -> int:
         raise UserError(f"{arguments.folder} holds no key", "name the output folder of a peer, or a bootstrap's")
     identity = load_or_create_identity(key)
     peer_id = arguments.peer or identity.peer_id
-    chain = _chain(arguments.folder, arguments.run_id or "")
-    lines = list(certificate_lines(chain, peer_id))
-    if not lines:
-        raise UserError(f"{peer_id} is in none of the run's {len(chain)} rounds", "check --peer")
-    held = [parse_json(Certificate, line).link for line in lines]
+    file = _chain(arguments.folder, arguments.run_id)
+    tally = file.tally
+    if not tally.rounds[peer_id]:
+        raise UserError(f"{peer_id} is in none of the run's {tally.links} rounds", "check --peer")
+    try:
+        lines = list(certificate_lines(file.chain, peer_id))
+    except ProtocolError as error:
+        raise UserError(f"{file.path} is damaged: {error}", "take the folder of another peer") from None
     statement = Statement(
-        run_id=chain[0].link.run_id, peer_id=peer_id, rounds=len(held),
-        tokens=sum(member.tokens for link in held for member in link.roster if member.peer_id == peer_id),
-        of_rounds=len(chain), of_tokens=sum(one.link.weight for one in chain), lineage_id=chain[-1].link.id,
+        run_id=file.read(0).link.run_id, peer_id=peer_id, rounds=tally.rounds[peer_id], tokens=tally.tokens[peer_id],
+        of_rounds=tally.links, of_tokens=tally.weight, lineage_id=file.id(tally.links - 1),
         certificates=hashlib.sha256(b"".join(lines)).hexdigest(), signed_at=time.time(),
     )  # fmt: skip
     path = arguments.to or Path(f"{peer_id}.receipt")
@@ -95,32 +100,17 @@ def _verify(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _chain(folder: Path, run_id: str) -> list[Certificate]:
+def _chain(folder: Path, run_id: str | None) -> CertificateFile:
     """The chain that a folder holds of a run, as far as its links follow each other."""
-    found = sorted(folder.glob(f"history/{run_id[:16]}*/chain.jsonl")) if run_id.isalnum() or not run_id else []
-    found = [path for path in found if path.stat().st_size]
-    if len(found) != 1:
-        names = ", ".join(path.parent.name for path in found)
-        what = f"{folder} holds the rounds of {len(found)} runs" + (f": {names}" if names else "")
-        raise UserError(what, "say which with --run-id" if found else "name the folder of a peer that made rounds")
+    from peer.run.kept_chain import find_chain
+    from peer.swarm.state.certificate_file import CertificateFile
+
+    path = find_chain(folder, run_id)
     try:
-        chain = list(_links(found[0]))
+        with path.open("rb") as file:
+            genesis = parse_json(Certificate, file.readline(MAX_LINE_BYTES)).link.parent
+        chain = CertificateFile(path, genesis)
+        chain.load()
     except (OSError, ProtocolError) as error:
-        raise UserError(f"{found[0]} cannot be read: {error}") from None
-    if not chain:
-        raise UserError(f"{found[0]} holds no round", "name the folder of a peer that made rounds")
+        raise UserError(f"{path} cannot be read: {error}") from None
     return chain
-
-
-def _links(path: Path) -> Iterator[Certificate]:
-    parent = None
-    with path.open("rb") as file:
-        for line in file:
-            if not line.endswith(b"\n"):
-                return  # being written
-            certificate = parse_json(Certificate, line)
-            if parent not in (None, certificate.link.parent):
-                raise ProtocolError(f"round {certificate.link.round} does not follow the one before")
-            certificate.check()
-            parent = certificate.link.id
-            yield certificate

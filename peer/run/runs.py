@@ -22,7 +22,7 @@ INTERRUPTED = 130
 DESCRIPTION = """\
 List the runs that the node at MULTIADDR knows: those that it hands out, and those in the DHT. Figures are what peers
 sign of themselves."""
-COLUMNS = ("run", "model", "recipe", "peers", "tokens/s", "loss", "round", "entry")
+COLUMNS = ("run", "model", "recipe", "peers", "tokens/s", "loss", "round", "rounds", "state", "entry")
 
 
 def add_runs_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -30,7 +30,7 @@ def add_runs_command(commands: argparse._SubParsersAction[argparse.ArgumentParse
     parser = commands.add_parser("runs", help="list the runs at an address", description=DESCRIPTION)
     parser.add_argument("address", metavar="MULTIADDR", help="of a bootstrap, a peer, or any node of a hivemind DHT")
     parser.add_argument("--json", action="store_true", help="print a JSON object a line")
-    parser.set_defaults(run=_runs)
+    parser.set_defaults(execute=_runs)
 
 
 def _runs(arguments: argparse.Namespace) -> int:
@@ -46,7 +46,7 @@ def _runs(arguments: argparse.Namespace) -> int:
     check_reachable([address])
     logging.basicConfig(level=logging.CRITICAL)
     with tempfile.TemporaryDirectory(prefix="atoll-runs-") as folder:
-        rows = asyncio.run(look(str(address), Path(folder) / "identity.key"))
+        rows = asyncio.run(look(str(address), Path(folder)))
     if arguments.json:
         print("\n".join(json.dumps(row) for row in rows))
         return 0
@@ -59,39 +59,34 @@ def _runs(arguments: argparse.Namespace) -> int:
     return 0
 
 
-async def look(address: str, identity: Path) -> list[dict[str, Any]]:
-    """A row for each run; `identity` is a key, created if it is missing."""
+async def look(address: str, folder: Path) -> list[dict[str, Any]]:
+    """A row for each run. Args: folder: for what a visitor keeps."""
     from peer.swarm.net.manifests import ManifestSearch
     from peer.swarm.observe.reader import visit
     from peer.swarm.runtime.tasks import end_on_signals, hush_foreign_noise
 
     end_on_signals()
     asyncio.get_running_loop().set_exception_handler(hush_foreign_noise)
-    node = await visit(address, identity)
+    node = await visit(address, folder / "identity.key")
     try:
         search = ManifestSearch(node, None)
         found = await search.look()
-        return [await _row(node, sealed) for sealed in sorted(found, key=lambda one: one.owner)]
+        return [await _row(node, sealed, folder) for sealed in sorted(found, key=lambda one: one.owner)]
     finally:
         await asyncio.wait({asyncio.ensure_future(node.close())}, timeout=node.timing.close_timeout_s)
 
 
-async def _row(node: Node, sealed: SealedManifest) -> dict[str, Any]:
-    from peer.protocol.identity_work import IdentityWork
-    from peer.swarm.net.directory import Directory
-    from peer.swarm.net.gate import Gate
+async def _row(node: Node, sealed: SealedManifest, folder: Path) -> dict[str, Any]:
+    from peer.swarm.observe.reader import look_up
 
-    manifest = sealed.manifest
-    directory = Directory(node, manifest.run_id)
-    directory.work = IdentityWork(manifest.run_id, manifest.trust.work_bits)
-    directory.gate = Gate(manifest.run_id, sealed.organiser) if manifest.trust.invited else None
-    await directory.refresh()
+    manifest, (control, directory) = sealed.manifest, await look_up(node, sealed, folder)
     peers = list(directory.peers.values())
     model = manifest.model.pretrained or manifest.model.architecture or "a script's"
     return {
         "run": manifest.name, "model": model, "recipe": manifest.recipe.name, "peers": len(peers),
         "tokens/s": round(sum(record.tokens_per_s for record in peers), 1), "loss": _mean_loss(peers),
-        "round": max((record.round for record in peers), default=0), "rounds": manifest.rounds.total,
+        "round": max((record.round for record in peers), default=0), "rounds": control.rounds_total,
+        "state": control.state,
         "entry": "invited" if manifest.trust.invited else manifest.trust.mode,
         "run_id": manifest.run_id, "organiser": sealed.organiser,
     }  # fmt: skip

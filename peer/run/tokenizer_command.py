@@ -50,7 +50,7 @@ def add_tokenizer_command(commands: argparse._SubParsersAction[argparse.Argument
     add("--train-files", nargs="+", default=[], metavar="FILE", help="read these, not the run's text")
     most = f"of text to read at most (default: {DEFAULT_MEGABYTES})"
     add("--megabytes", type=float, default=DEFAULT_MEGABYTES, metavar="MB", help=most)
-    train.set_defaults(run=_train)
+    train.set_defaults(execute=_train)
 
 
 @dataclass

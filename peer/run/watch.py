@@ -39,11 +39,11 @@ def add_watch_command(commands: argparse._SubParsersAction[argparse.ArgumentPars
     )  # fmt: skip
     add = parser.add_argument
     add("address", metavar="MULTIADDR", help="address of the bootstrap, or of any peer")
-    add("--run", dest="run_called", metavar="NAME", help="watch the run of this name, where the address has several")
+    add("--run", metavar="NAME", help="watch the run of this name, where the address has several")
     add("--run-id", metavar="ID", help="watch only this run; unset: the only one there")
     add("--once", action="store_true", help="show the run once, as soon as its peers are known, and exit")
     add("--json", action="store_true", help="print JSON, one object a line: the newest figures, all peers, new events")
-    parser.set_defaults(run=_watch)
+    parser.set_defaults(execute=_watch)
 
 
 def _watch(arguments: argparse.Namespace) -> int:
@@ -73,9 +73,9 @@ async def _follow(arguments: argparse.Namespace, address: PeerAddress, identity:
     from peer.swarm.observe.reader import visit_run
 
     assert isinstance(console, Console)
-    async with visit_run(str(address), identity, arguments.run_id, arguments.run_called) as visit:
+    async with visit_run(str(address), identity, arguments.run_id, arguments.run) as visit:
         closed = asyncio.ensure_future(visit.node.closed())
-        view, changed = WatchView(visit.manifest, visit.reader.state), asyncio.Event()
+        view, changed = WatchView(visit.manifest, visit.reader.state, visit.control), asyncio.Event()
         visit.reader.changed = changed.set
         try:
             if arguments.json:

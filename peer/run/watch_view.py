@@ -14,6 +14,7 @@ from rich.text import Text
 
 from peer.explain.swarm_state import CurvePoint, PeerView, RoundEvent, SwarmState
 from peer.protocol.manifest import RunManifest
+from peer.swarm.state.run_control import RunControl
 from peer.system.clock import Clock
 from peer.telemetry.console import STATE_STYLES, short_id
 from peer.telemetry.course import CHART_LINES, Course, LossChart
@@ -30,18 +31,22 @@ class WatchView:
     """A run as a terminal shows it; drawn at any width and height.
 
     Args:
+        control: what the organiser has decided.
         clock: unix seconds.
     """
 
-    def __init__(self, manifest: RunManifest, state: SwarmState, clock: Clock = time.time) -> None:
-        self.manifest, self.state, self._clock = manifest, state, clock
-        self.course = Course(manifest.rounds.total, manifest.rounds.tokens_total, clock)
+    def __init__(
+        self, manifest: RunManifest, state: SwarmState, control: RunControl, clock: Clock = time.time
+    ) -> None:
+        self.manifest, self.state, self._control, self._clock = manifest, state, control, clock
+        self.course = Course(clock=clock)
         self._told: set[str] = set()
         self._line = ""
 
     def take(self) -> None:
         """The reader has looked again."""
         point = self.state.point()
+        self.course.move_end(self._control.rounds_total, self._control.tokens_total)
         if point.peers or point.round:
             self.course.add(point.round, point.tokens, point.loss, point.validation)
             self.course.utilisation = point.utilisation

@@ -8,7 +8,7 @@ import json
 import logging
 import threading
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,21 +24,31 @@ class Cloud:
 
     Attributes:
         notice_s: seconds from the notice to the end.
-        word: that the answer holds; empty: any answer is a notice.
+        says_so: whether an answer is a notice.
         token: path that gives a token first; empty: none is needed.
     """
 
     path: str
     notice_s: float
-    word: bytes = b""
+    says_so: Callable[[bytes], bool] = lambda _: True
     headers: Mapping[str, str] | None = None
     token: str = ""
 
 
+def _preempted(answer: bytes) -> bool:
+    """Whether Azure's scheduled events name the end of this machine."""
+    try:
+        document = json.loads(answer)
+        return any(event.get("EventType") == "Preempt" for event in document.get("Events", ()))
+    except (ValueError, AttributeError, TypeError, RecursionError):
+        return False
+
+
 CLOUDS = {
     "aws": Cloud("/latest/meta-data/spot/instance-action", 120.0, token="/latest/api/token"),
-    "gcp": Cloud("/computeMetadata/v1/instance/preempted", 30.0, b"TRUE", {"Metadata-Flavor": "Google"}),
-    "azure": Cloud("/metadata/scheduledevents?api-version=2020-07-01", 30.0, b"Preempt", {"Metadata": "true"}),
+    "gcp": Cloud("/computeMetadata/v1/instance/preempted", 30.0, lambda answer: b"TRUE" in answer,
+                 {"Metadata-Flavor": "Google"}),
+    "azure": Cloud("/metadata/scheduledevents?api-version=2020-07-01", 30.0, _preempted, {"Metadata": "true"}),
 }
 
 
@@ -48,13 +58,17 @@ class SpotNotice:
     Args:
         source: a name of CLOUDS, or the path of a file that appears with the notice.
         metadata: address of the metadata service.
+        on_notice: called in that thread.
 
     Attributes:
         notice_s: seconds from a notice to the end, as the source promises.
     """
 
-    def __init__(self, source: str, metadata: str = METADATA, poll_s: float = POLL_S) -> None:
-        self._source, self._metadata, self._poll_s = source, metadata, poll_s
+    def __init__(
+        self, source: str, metadata: str = METADATA, poll_s: float = POLL_S,
+        on_notice: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        self._source, self._metadata, self._poll_s, self._on_notice = source, metadata, poll_s, on_notice
         self._cloud = CLOUDS.get(source)
         self.notice_s = self._cloud.notice_s if self._cloud is not None else 30.0
         self._noticed, self._closed = threading.Event(), threading.Event()
@@ -77,6 +91,7 @@ class SpotNotice:
             if self.look():
                 log.warning("%s takes this machine back within %.0f s", self._source, self.notice_s)
                 self._noticed.set()
+                self._on_notice()
                 return
             self._closed.wait(self._poll_s)
 
@@ -91,11 +106,7 @@ class SpotNotice:
             token = self._ask(self._cloud.token, {"X-aws-ec2-metadata-token-ttl-seconds": "300"}, "PUT")
             headers["X-aws-ec2-metadata-token"] = (token or b"").decode("ascii", "replace").strip()
         answer = self._ask(self._cloud.path, headers)
-        if answer is None:
-            return False
-        if self._source == "azure":
-            return self._preempted(answer)
-        return self._cloud.word in answer
+        return answer is not None and self._cloud.says_so(answer)
 
     def _ask(self, path: str, headers: Mapping[str, str], method: str = "GET") -> bytes | None:
         request = urllib.request.Request(self._metadata + path, headers=dict(headers), method=method)
@@ -105,11 +116,3 @@ class SpotNotice:
                 return content
         except (OSError, ValueError, http.client.HTTPException):  # 404: no notice; or this is another cloud
             return None
-
-    @staticmethod
-    def _preempted(answer: bytes) -> bool:
-        try:
-            document = json.loads(answer)
-            return any(event.get("EventType") == "Preempt" for event in document.get("Events", ()))
-        except (ValueError, AttributeError, TypeError, RecursionError):
-            return False

@@ -39,7 +39,7 @@ class Course:
     """The points of a run, thinned out so that they never are more than MAX_POINTS, and its pace.
 
     Args:
-        total_rounds, tokens_total: where the run ends, if it does.
+        rounds_total, tokens_total: where the run ends, if it does.
         clock: unix seconds.
 
     Attributes:
@@ -47,13 +47,17 @@ class Course:
     """
 
     def __init__(
-        self, total_rounds: int | None = None, tokens_total: int | None = None, clock: Clock = time.time
+        self, rounds_total: int | None = None, tokens_total: int | None = None, clock: Clock = time.time
     ) -> None:
-        self.total_rounds, self.tokens_total = total_rounds, tokens_total
+        self.rounds_total, self.tokens_total = rounds_total, tokens_total
         self._clock = clock
         self.points: list[CoursePoint] = []
         self._paces: deque[tuple[float, float]] = deque()
         self.utilisation: float | None = None
+
+    def move_end(self, rounds_total: int | None, tokens_total: int | None) -> None:
+        """The organiser may have decided on another one."""
+        self.rounds_total, self.tokens_total = rounds_total, tokens_total
 
     def add(self, round: int, tokens: int, loss: float | None, validation: float | None = None) -> None:
         """The figures of now."""
@@ -68,7 +72,7 @@ class Course:
     @property
     def share(self) -> float | None:
         """How much of the run is done; None where it has no end."""
-        if not self.points or not (self.total_rounds or self.tokens_total):
+        if not self.points or not (self.rounds_total or self.tokens_total):
             return None
         return min(1.0, self._done(self.points[-1].round, self.points[-1].tokens))
 
@@ -91,7 +95,7 @@ class Course:
             return ""
         newest, share, eta_s = self.points[-1], self.share, self.eta_s
         words = f"round {newest.round:,}"
-        words += f" of {self.total_rounds:,}" if self.total_rounds else ""
+        words += f" of {self.rounds_total:,}" if self.rounds_total else ""
         words += f" ({share:.0%})" if share is not None else ""
         if share is not None:
             words += ", done" if share >= 1.0 else f", done in {human_duration(eta_s)}" if eta_s is not None else ""
@@ -99,7 +103,7 @@ class Course:
 
     def _done(self, round: int, tokens: int) -> float:
         """Share of the run; without an end, its rounds."""
-        shares = [round / self.total_rounds] if self.total_rounds else []
+        shares = [round / self.rounds_total] if self.rounds_total else []
         shares += [tokens / self.tokens_total] if self.tokens_total else []
         return max(shares, default=float(round))
 

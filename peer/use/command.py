@@ -90,8 +90,9 @@ def _command(
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    parser.add_argument("--run", metavar="NAME", help="of the runs at that address this one")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto)")
-    parser.set_defaults(run=run)
+    parser.set_defaults(execute=run)
     return parser
 
 
@@ -111,7 +112,7 @@ def _opened(arguments: argparse.Namespace) -> Trained:
 
         open_socket_folder()
         with Console(stderr=True).status("fetching the swarm's state"):  # on a terminal alone
-            trained = fetch([parse_peer_address(arguments.model)])
+            trained = fetch([parse_peer_address(arguments.model)], arguments.run)
     else:
         trained = open_trained(named_path(arguments.model))
     from peer.train.device import pick_device

@@ -16,6 +16,7 @@ from peer.link.messages import Anchor, Mapped, Published, Start, Stop, Stopped, 
 from peer.link.supervisor import AgentGoneError, AgentProcess
 from peer.outer.state.flat_layout import FlatLayout
 from peer.protocol.address import PeerAddress
+from peer.protocol.invitation import ASK
 from peer.run.assemble import plan_of
 from peer.run.lifecycle import PUBLISHED_TIMEOUT_S, STATE_TIMEOUT_S
 from peer.use.trained import After, Trained, check_architecture, of_state
@@ -24,8 +25,11 @@ log = logging.getLogger(__name__)
 LEAVE_S = 5.0
 
 
-def fetch(addresses: Sequence[PeerAddress]) -> Trained:
+def fetch(addresses: Sequence[PeerAddress], run: str | None = None) -> Trained:
     """Join as a client with an identity of the moment, take the state, and leave.
+
+    Args:
+        run: its name, where there are several.
 
     Raises:
         UserError: no run there, or no peer serves a state that its chain confirms.
@@ -34,20 +38,20 @@ def fetch(addresses: Sequence[PeerAddress]) -> Trained:
         agent = AgentProcess(Path(name) / "agent.log")
         try:
             agent.start()
-            return _taken(agent, addresses, Path(name))
+            return _taken(agent, addresses, run, Path(name))
         except AgentGoneError as gone:
             raise UserError(f"the agent process ended unexpectedly: {gone}", "try again") from None
         finally:
             agent.close()
 
 
-def _taken(agent: AgentProcess, addresses: Sequence[PeerAddress], home: Path) -> Trained:
+def _taken(agent: AgentProcess, addresses: Sequence[PeerAddress], run: str | None, home: Path) -> Trained:
     agent.send(Start(
         initial_peers=tuple(str(address) for address in addresses), host_maddrs=("/ip4/0.0.0.0/tcp/0",),
         identity_path=str(home / "identity.key"), nickname="reader", directory=str(home), nat_port_map=False,
-        client_mode=True,
+        client_mode=True, run=run,
     ))  # fmt: skip
-    published: Published = agent.expect(Published, PUBLISHED_TIMEOUT_S)
+    published = _published(agent)
     plan = plan_of(published)
     manifest, optimizer = plan.manifest, plan.recipe.optimizer
     check_architecture(manifest)
@@ -73,3 +77,14 @@ def _taken(agent: AgentProcess, addresses: Sequence[PeerAddress], home: Path) ->
         agent.expect(Stopped, LEAVE_S)
     after = After(round=anchor.round, lineage_id=anchor.lineage_id, origin=str(addresses[0]))
     return of_state(manifest, vectors, after, home)
+
+
+def _published(agent: AgentProcess) -> Published:
+    """What the agent has found. One that visits an invited run has no invitation: those are for peers that train."""
+    try:
+        published: Published = agent.expect(Published, PUBLISHED_TIMEOUT_S)
+    except UserError as error:
+        if error.hint == ASK:
+            raise UserError(error.what, "take the model from the output folder of a peer that was invited") from None
+        raise
+    return published

@@ -216,7 +216,7 @@ class ScriptPeer:
         device = next(iter(trained_parameters(self._model).values())).device
         rounds = plan.manifest.rounds
         limits = Limits(
-            total_rounds=rounds.total, tokens_total=rounds.tokens_total, max_rounds=self._settings.max_rounds,
+            rounds_total=rounds.total, tokens_total=rounds.tokens_total, max_rounds=self._settings.max_rounds,
             stopping=lambda: self._agreement.signalled,
         )
         local = local_anchor(self._shared, plan.recipe, device, StepHook())

@@ -14,7 +14,7 @@ from peer.base_folder import read_organisers
 from peer.data.tokenizer import ByteTokenizer, load_tokenizer
 from peer.data.train_bpe import train_bpe
 from peer.errors import UserError
-from peer.genesis import build_initial_model, checked_genesis
+from peer.genesis import build_initial_model, built_genesis
 from peer.outer.recipe.plan import RunPlan
 from peer.outer.state.flat_layout import Cut, FlatLayout
 from peer.protocol.identity import Identity
@@ -70,7 +70,7 @@ def node(built, tmp_path):
 
 
 def test_what_the_child_builds_is_the_state_that_any_peer_builds(built):
-    state, _ = checked_genesis(parse_manifest(TEXT, "run.yaml"), ByteTokenizer())
+    state, *_ = built_genesis(parse_manifest(TEXT, "run.yaml"), ByteTokenizer())
     assert built.state.read_bytes() == state.anchor.numpy().tobytes() + b"".join(
         buffer.numpy().tobytes() for buffer in state.buffers
     )

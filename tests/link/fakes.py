@@ -100,7 +100,7 @@ class Peer:
         local = LocalAnchor(self.memory, self.replica, Nesterov(lr=0.7, momentum=0.9), merge, (), None, second)
         self.sync = SwarmSync(
             AgentConnection(self.agent, START, MAPPED), local, Every(steps=STEPS),
-            Limits(total_rounds=limits.get("total"), max_rounds=limits.get("own"), tokens_total=limits.get("tokens")),
+            Limits(rounds_total=limits.get("total"), max_rounds=limits.get("own"), tokens_total=limits.get("tokens")),
             self.heard.append, lambda: self.now, lambda: self.fresh.append(self.sync.step),
         )  # fmt: skip
 

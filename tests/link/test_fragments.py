@@ -31,7 +31,7 @@ class Peer:
         self.memory = SharedState(descriptor, NUMEL, 0, max(sizes, default=NUMEL))
         self.memory.anchor.copy_(torch.arange(NUMEL))
         local = LocalAnchor(self.memory, self.replica, Sgd(lr=1.0), rule, sizes)
-        limits = Limits(total_rounds=None, max_rounds=None)
+        limits = Limits(rounds_total=None, max_rounds=None)
         connection = AgentConnection(self.agent, START, MAPPED)
         self.sync = SwarmSync(connection, local, schedule, limits, lambda _: None, lambda: 0.0)
         self.sync.begin(Anchor(round=0, lineage_id=LINEAGE, contributed=None))

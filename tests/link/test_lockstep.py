@@ -43,7 +43,7 @@ class Peer:
             self, pause=self.pauses.append, agent=AgentConnection(self.agent, START, MAPPED),
             local=LocalAnchor(self.memory, self.replica, SignSgd(lr=1.0)),
             schedule=Every(steps=1, overlap_steps=overlap),
-            limits=Limits(total_rounds=None, max_rounds=None, stopping=self.stopping), on_message=self.heard.append,
+            limits=Limits(rounds_total=None, max_rounds=None, stopping=self.stopping), on_message=self.heard.append,
             clock=lambda: 0.0,
         )
         self.sync.begin(Anchor(round=0, lineage_id=LINEAGE, contributed=None))
@@ -226,14 +226,14 @@ def test_steps_that_no_agent_hears_of_are_not_made(peer):
 
 
 def test_whoever_comes_after_the_last_round_waits_for_nothing(peer):
-    peer.sync.limits = Limits(total_rounds=0, max_rounds=None)
+    peer.sync.limits = Limits(rounds_total=0, max_rounds=None)
     peer.sync.after_step(Step())
     assert peer.sync.finished
     assert peer.agent.take(Snapshot) == []
 
 
 def test_the_last_anchor_ends_the_wait(peer):
-    peer.sync.limits = Limits(total_rounds=1, max_rounds=None)
+    peer.sync.limits = Limits(rounds_total=1, max_rounds=None)
     peer.agent.plan = [peer.commits]
     peer.sync.after_step(Step())
     assert peer.sync.finished

@@ -30,7 +30,7 @@ class Peer:
         self.sync = VotingSync(
             GradientChange(delta=0.3, smoothing=SMOOTHING), agent=AgentConnection(self.agent, START, MAPPED),
             local=LocalAnchor(self.memory, self.replica, Sgd(lr=1.0)),
-            limits=Limits(total_rounds=None, max_rounds=None), on_message=self.heard.append, clock=lambda: 0.0,
+            limits=Limits(rounds_total=None, max_rounds=None), on_message=self.heard.append, clock=lambda: 0.0,
         )
 
     def begin(self, round=0):

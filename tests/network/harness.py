@@ -120,7 +120,7 @@ class TestSwarm:
         parts: dict[str, Any] = {
             "agent": AgentConnection(member.agent, member.start, mapped),
             "local": member.local(memory, recipe, fragments),
-            "limits": Limits(total_rounds=manifest.rounds.total, max_rounds=None), "on_message": member.on_message,
+            "limits": Limits(rounds_total=manifest.rounds.total, max_rounds=None), "on_message": member.on_message,
         }  # fmt: skip
         member.sync = member.synchroniser(recipe, parts)
         member.agent.send(mapped)

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from bootstrap.cli import COMMANDS
 from tests.network.bootstraps import DILOCO, MANIFEST, BootstrapProcess
 from tests.network.processes import LOOPBACK, TEXT, JoinedPeer, environment, until
 from tests.pages import PAGES, ROOT, Line, lines
@@ -53,7 +54,8 @@ class Reader:
         programs = folder / "bin"
         programs.mkdir()
         for name, module in (("atoll", "peer.cli"), ("atoll-bootstrap", "bootstrap.cli")):
-            cases = " ".join(f'"{key}"*) set -- "$@" {more};;' for key, more in ADDED.items() if key.split()[0] == name)
+            cases = " ".join(f'"atoll-bootstrap {command}") ;;' for command in COMMANDS)
+            cases += "".join(f' "{key}"*) set -- "$@" {more};;' for key, more in ADDED.items())
             (programs / name).write_text(SHIM.format(name=name, cases=cases, python=sys.executable, module=module))
             (programs / name).chmod(0o700)
         here = 2 - int(time.time() // 3600 % 24)  # two o'clock at night: within all active hours of the pages
@@ -67,7 +69,9 @@ class Reader:
         text = re.sub(FRIENDS, self.friends, line.text)
         text = re.sub(OWN, self.own, text).replace("YOUR.PUBLIC.IP", "127.0.0.1")
         text = text.replace("http://127.0.0.1:8080", self.page)
-        if line.words[0] == "atoll-bootstrap":
+        if line.words[:2] == ["atoll", "receipts"]:
+            self._met()
+        if line.words[0] == "atoll-bootstrap" and line.words[1] not in COMMANDS:
             self._open(text)
         elif line.words[:2] == ["atoll", "join"]:
             words = line.words
@@ -82,13 +86,17 @@ class Reader:
             child.wait()
 
     def leave(self) -> None:
-        """Once each peer that was joined has averaged with another: Ctrl-C in every terminal, the newest first."""
-        for folder in self.joined:
-            rounds = folder / "rounds.jsonl"
-            until(lambda file=rounds: file.exists() and '"committed"' in file.read_text(), 400, self._logs)
+        """Once they have met: Ctrl-C in every terminal, the newest first."""
+        self._met()
         for child in reversed(self.staying):
             os.killpg(child.pid, signal.SIGINT)
             assert child.wait(120) in (0, 130), self._logs()
+
+    def _met(self) -> None:
+        """Each peer that was joined has averaged with another."""
+        for folder in self.joined:
+            rounds = folder / "rounds.jsonl"
+            until(lambda file=rounds: file.exists() and '"committed"' in file.read_text(), 400, self._logs)
 
     def _start(self, text: str, stdout: int | None) -> subprocess.Popen[str]:
         with (self.folder / f"{len(self.staying)}.log").open("w") as log:

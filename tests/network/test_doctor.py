@@ -14,7 +14,7 @@ CHECKS = (
 
 def doctor(capsys, *arguments):
     parsed = build_parser().parse_args(["doctor", *arguments])
-    return parsed.run(parsed), capsys.readouterr().out
+    return parsed.execute(parsed), capsys.readouterr().out
 
 
 def test_a_machine_beside_its_swarm(make_swarm, tmp_path, capsys):

@@ -9,20 +9,32 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from bootstrap.organise import organise
+from peer.outer.optim.inner_lr import SETTLED_STEPS, learning_rate
+from peer.protocol.manifest import parse_manifest
 from peer.run.runs import look
 from peer.telemetry.metrics import read_metrics
 from tests.chain_files import read_chain
+from tests.hub_server import TOKEN, Hub, serving_hub
 from tests.network.bootstraps import BootstrapProcess
+from tests.network.chaos.namespaces import Namespace
+from tests.network.chaos.shim import library
 from tests.network.harness import TestSwarm
-from tests.network.processes import LAUNCH, LOOPBACK, PAUSE, JoinedPeer, environment, until
+from tests.network.processes import LAUNCH, LOOPBACK, PAUSE, JoinedPeer, environment, run, until
 
 MakeSwarm = Callable[..., TestSwarm]
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with serving_hub() as hub:
+        yield hub
 
 
 def command(folder: Path, *words: str) -> str:
@@ -69,18 +81,20 @@ def test_a_run_is_paused_joined_resumed_extended_and_ended(make_swarm: MakeSwarm
             peer.close()
 
 
-class TwoRuns:
-    """`atoll-bootstrap` with two manifests."""
+class StartedNode:
+    """`atoll-bootstrap` with these manifests, started as a user starts it."""
 
-    def __init__(self, folder: Path, *texts: str) -> None:
+    def __init__(
+        self, folder: Path, *texts: str, flags: Sequence[str] = (), env: Mapping[str, str] | None = None
+    ) -> None:
         self.folder = folder
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         paths = [folder / f"run{number}.yaml" for number in range(len(texts))]
         for path, text in zip(paths, texts, strict=True):
             path.write_text(text)
-        flags = ["--json", "--state-dir", str(folder), "--no-nat-port-map", "--host-maddrs", LOOPBACK]
+        flags = [*flags, "--json", "--state-dir", str(folder), "--no-nat-port-map", "--host-maddrs", LOOPBACK]
         self.process = subprocess.Popen(
-            [*LAUNCH, sys.executable, "-m", "bootstrap.cli", *map(str, paths), *flags], env=environment(),
+            [*LAUNCH, sys.executable, "-m", "bootstrap.cli", *map(str, paths), *flags], env=environment(env),
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         assert self.process.stdout is not None
@@ -97,13 +111,13 @@ def test_two_runs_at_one_bootstrap_do_not_mix(make_swarm: MakeSwarm, tmp_path: P
     text = make_swarm(steps=5, wait=2.0).manifest_text
     small, large = (text.replace("name: test", f"name: {name}").replace("seed: 3", f"seed: {seed}")
                     for name, seed in (("small", 3), ("large", 4)))  # fmt: skip
-    bootstrap = TwoRuns(tmp_path / "bootstrap", small, large)
+    bootstrap = StartedNode(tmp_path / "bootstrap", small, large)
     peers = {(run, name): JoinedPeer(tmp_path / f"{run}-{name}", bootstrap.address, "--run", run)
              for run in ("small", "large") for name in ("one", "two")}  # fmt: skip
     try:
         for peer in peers.values():
             peer.wait_for(lambda peer=peer: any(len(event["members"]) == 2 for event in peer.committed))
-        rows = {row["run"]: row for row in asyncio.run(look(bootstrap.address, tmp_path / "looker.key"))}
+        rows = {row["run"]: row for row in asyncio.run(look(bootstrap.address, tmp_path))}
         assert {name: (row["peers"], row["entry"]) for name, row in rows.items()} == {
             "small": (2, "open"), "large": (2, "open"),
         }  # fmt: skip
@@ -161,6 +175,10 @@ def test_a_run_of_invited_peers_lets_no_other_in_and_puts_a_revoked_one_out(
         until(lambda: three.process.poll() is not None, 60.0, three.log_text)
         assert three.process.returncode == 2
         assert any("invitation 3 is revoked" in line for line in three.said("error"))
+        for words in (["data", "coverage"], ["export", "--to", str(tmp_path / "model")]):
+            code, said = run("peer.cli", [*words, bootstrap.address])
+            assert (code, "for invited peers" in said, "Traceback" in said) == (2, True, False), said
+            assert "the output folder of a peer" in said
         last, three_id = three.committed[-1]["round"], three.events("start")[0]["peer_id"]
         for peer in (one, two):
             peer.wait_for(lambda peer=peer: peer.round >= last + 5)
@@ -186,9 +204,72 @@ def test_a_run_of_invited_peers_lets_no_other_in_and_puts_a_revoked_one_out(
 
 @pytest.mark.long
 @pytest.mark.timeout(400)
-def test_a_run_whose_peers_all_leave_goes_on_from_the_archive(make_swarm: MakeSwarm, tmp_path: Path) -> None:
+def test_rounds_go_on_past_the_end_of_the_manifest_once_it_is_moved(make_swarm: MakeSwarm, tmp_path: Path) -> None:
+    old, new, steps = 80, 160, 5
+    text = make_swarm(steps=steps, wait=2.0, total=old).manifest_text
+    text = text.replace("batch_sequences: 4", "batch_sequences: 4, warmup_steps: 0, schedule: cosine")
+    bootstrap = BootstrapProcess(tmp_path / "bootstrap", text, flags=["--http", "127.0.0.1:0"])
+    (notice := tmp_path / "notice").touch()
+    taken = JoinedPeer(tmp_path / "taken", bootstrap.address, "--spot-notice", str(notice))  # while it arrives
+    peers = [JoinedPeer(tmp_path / name, bootstrap.address) for name in ("one", "two")]
+    try:
+        assert (taken.process.wait(60), taken.step) == (130, 0), taken.log_text()
+        assert any("takes this machine back" in line for line in taken.said("warning"))
+        peers[0].wait_for(lambda: peers[0].round >= 1)
+        assert f"{new} rounds" in command(bootstrap.folder, "extend", "--rounds", str(new))
+        peers[0].wait_for(lambda: peers[0].round > old)
+        command(bootstrap.folder, "pause")
+        with urllib.request.urlopen(f"{bootstrap.page}api/v1/now", timeout=10.0) as answer:
+            now = json.load(answer)
+        assert (now["goal"], now["done"]) == ({"rounds": new, "tokens": None}, now["round"] / new)
+        code, said = run("peer.cli", ["watch", bootstrap.address, "--once"])
+        assert (code, f" of {new} (" in said) == (0, True), said
+        command(bootstrap.folder, "resume")
+        for peer in peers:
+            until(lambda peer=peer: peer.process.poll() is not None, 100.0, peer.log_text)
+            assert peer.process.returncode == 0, peer.log_text()
+            assert [peer.round, len({event["round"] for event in peer.committed})] == [new, new]
+            rates = {event["round"]: event["learning_rate"] for event in peer.events("step")}
+            inner = parse_manifest(text, "test").inner
+            for round in (old + 1, new - 1):  # the last step of each
+                expected = learning_rate(inner, (round + 1) * steps - 1, new * steps, SETTLED_STEPS)
+                assert rates[round] == pytest.approx(expected, rel=0.2)
+            assert rates[old + 1] > 2 * rates[new - 1]
+    finally:
+        for peer in (*peers, taken):
+            peer.close()
+        bootstrap.close()
+
+
+def check_receipt(bootstrap: BootstrapProcess, peer: JoinedPeer, rounds: int, home: Path) -> None:
+    """One is verified on a machine without any network, by a user who has nothing; one changed digit fails."""
+    home.mkdir()
+    ada, organiser = peer.events("start")[0]["peer_id"], bootstrap.address.rsplit("/", 1)[-1]
+    code, said = run("peer.cli", ["receipts", "write", str(bootstrap.folder), "--peer", ada, "--to", str(home / "ada")])
+    assert (code, f"in {len(peer.committed)} of {rounds} rounds" in said) == (0, True), said
+    content = (home / "ada").read_bytes()
+    place = content.index(b'"tokens":') + len(b'"tokens":')
+    digit = b"1" if content[place : place + 1] != b"1" else b"2"
+    (home / "changed").write_bytes(content[:place] + digit + content[place + 1 :])
+    words = [sys.executable, "-I", "-m", "peer.cli", "receipts", "verify", "--signer", organiser]
+    with Namespace("offline").entered():
+        for name, code, heading in (("ada", 0, f"valid   {ada}"), ("changed", 2, "changed is no valid receipt: ")):
+            done = subprocess.run([*words, name], env={"HOME": str(home)}, cwd=home, capture_output=True, text=True,
+                                  timeout=60)  # fmt: skip
+            assert (done.returncode, heading in done.stdout + done.stderr) == (code, True), done
+            assert "Traceback" not in done.stderr
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_a_run_whose_peers_all_leave_goes_on_a_day_later_from_the_archive(
+    make_swarm: MakeSwarm, tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text, flags = make_swarm(steps=5, wait=2.0).manifest_text, ["--archive", str(tmp_path / "archive")]
-    bootstrap = BootstrapProcess(tmp_path / "bootstrap", text, flags=flags)
+    for name, value in (("HF_ENDPOINT", hub.address), ("HF_TOKEN", TOKEN), ("HF_HUB_OFFLINE", "0")):
+        monkeypatch.setenv(name, value)
+    uploading = [*flags, "--push-to-hub", "me/model", "--push-every", "2"]
+    bootstrap: BootstrapProcess | StartedNode = BootstrapProcess(tmp_path / "bootstrap", text, flags=uploading)
     peers = [JoinedPeer(tmp_path / name, bootstrap.address, "--report", str(tmp_path / f"{name}.json"))
              for name in ("one", "two")]  # fmt: skip
     try:
@@ -196,24 +277,36 @@ def test_a_run_whose_peers_all_leave_goes_on_from_the_archive(make_swarm: MakeSw
             peer.wait_for(lambda peer=peer: peer.round >= 4)
         chain = next((tmp_path / "bootstrap" / "history").glob("*/chain.jsonl"))
         until(lambda: len(read_chain(chain)) > 0, 60.0, chain.read_text)
+        until(lambda: "model.safetensors" in hub.files, 60.0, (tmp_path / "bootstrap" / "node.log").read_text)
         command(bootstrap.folder, "finish")
         for peer in peers:
             until(lambda peer=peer: peer.process.poll() is not None, 240.0, peer.log_text)
             assert peer.process.returncode == 0
         ends = [json.loads((tmp_path / f"{name}.json").read_text()) for name in ("one", "two")]
         assert ends[0]["state_digest"] == ends[1]["state_digest"]
-        last, chain = max(peer.round for peer in peers), next((tmp_path / "archive").glob("*/chain.jsonl"))
+        last, kept = max(peer.round for peer in peers), next((tmp_path / "archive").glob("*/chain.jsonl"))
+        until(lambda: len(read_chain(kept)) >= last, 30.0, kept.read_text)
+        exported = (tmp_path / "one" / "export" / "model.safetensors").read_bytes()
+        until(lambda: hub.files["model.safetensors"] == exported, 60.0,
+              (tmp_path / "bootstrap" / "node.log").read_text)  # fmt: skip
+        assert f"| round | {last} |" in hub.files["README.md"].decode()
+        chain = next((tmp_path / "bootstrap" / "history").glob("*/chain.jsonl"))
         until(lambda: len(read_chain(chain)) >= last, 30.0, chain.read_text)
-        bootstrap.kill()  # a day later, with nothing but its folders
-        bootstrap = BootstrapProcess(tmp_path / "bootstrap", text, port=bootstrap.port, flags=flags)
-        command(bootstrap.folder, "resume")
-        peers += [JoinedPeer(tmp_path / name, bootstrap.address) for name in ("three", "four")]
+        check_receipt(bootstrap, peers[0], last, tmp_path / "home")
+        bootstrap.kill()
+        later = {"LD_PRELOAD": str(library()), "CHAOS_CLOCK_S": "86400"}  # nothing is left but the folders
+        bootstrap = StartedNode(tmp_path / "bootstrap", text, flags=flags, env=later)
+        code, said = run("bootstrap.cli", ["resume", "--state-dir", str(bootstrap.folder)], later)
+        assert (code, "continues" in said) == (0, True), said
+        peers += [JoinedPeer(tmp_path / name, bootstrap.address, env=later) for name in ("three", "four")]
         for peer in peers[2:]:
             peer.wait_for(lambda peer=peer: peer.round >= last + 2)
             assert any(f"training from round {last}" in line for line in peer.said("info"))
+        day = peers[2].events("start")[0]["time"] - peers[0].events("start")[0]["time"]
+        assert 86400 < day < 86400 + 400
         link = read_chain(next((tmp_path / "three" / "history").glob("*/chain.jsonl")))[last].link
         assert (link.round, link.state_digest) == (last, ends[0]["state_digest"])
-        assert chain.stat().st_size > 0
+        assert kept.stat().st_size > 0
     finally:
         for peer in peers:
             peer.close()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import http.server
+import signal
 import threading
 from types import SimpleNamespace
 
 import pytest
 
 from peer.run.drain import SAVING_S, Drain
+from peer.run.lifecycle import StopSignal
+from peer.system.exit_signals import ending_signals
 from peer.system.spot_notice import SpotNotice
 
 
@@ -16,7 +19,7 @@ class Leaving:
     """A peer that is asked to stop at a time that the test sets."""
 
     def __init__(self, seconds, notice_s=None):
-        self.now, self.requested = 100.0, False
+        self.now, self.requested, self.draining = 100.0, False, True
         self.notice = None if notice_s is None else SimpleNamespace(noticed=False, notice_s=notice_s)
         self.drain = Drain(self, seconds, self.notice, lambda: self.now)
         self.sync = self.drain.sync = SimpleNamespace(rounds_contributed=4, round_in_s=8.0)
@@ -120,3 +123,24 @@ def test_a_file_is_a_notice_and_a_service_that_is_not_there_is_none(tmp_path):
     (tmp_path / "notice").touch()
     assert watch.look()
     assert not SpotNotice("aws", "http://127.0.0.1:1").look()
+
+
+def notice(stop):
+    """As the thread that watches for one."""
+    watch = threading.Thread(target=stop.on_notice)
+    watch.start()
+    watch.join(10.0)
+
+
+def test_a_notice_before_training_interrupts_what_is_under_way():
+    before = {number: signal.getsignal(number) for number in ending_signals()}
+    stop = StopSignal()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            notice(stop)
+        stop.draining = True
+        notice(stop)
+        assert not stop.requested, "a drain hears of it itself, and has the time of the notice"
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from peer.errors import UserError
+from peer.link.limits import Limits
 from peer.outer.recipe.plan import RunPlan
-from peer.protocol.manifest import RunManifest
+from peer.protocol.manifest import RoundSpec, RunManifest
 from peer.run.assemble import rate_of
 from peer.run.hardware import check_hardware, compute_of, fitting, plan_in_words
 from peer.settings import load_settings
@@ -89,12 +92,13 @@ class Progress:
 
     steps_since_fresh, drops = 1000, 0
 
-    def __init__(self, round: int, steps: int, swarm_tokens: int) -> None:
+    def __init__(self, end: RoundSpec, round: int, steps: int, swarm_tokens: int) -> None:
+        self.limits = Limits(rounds_total=end.total, tokens_total=end.tokens_total, max_rounds=None)
         self.round, self.global_step, self.swarm_tokens = round, 10.0 * round + steps, swarm_tokens
 
 
 def rate(plan: RunPlan, *progress: int) -> float:
-    return rate_of(plan, Progress(*progress), resumed=False)()  # type: ignore[arg-type]
+    return rate_of(plan, Progress(plan.manifest.rounds, *progress), resumed=False)()  # type: ignore[arg-type]
 
 
 def test_the_rate_follows_the_rounds_or_the_tokens_of_the_swarm_whichever_end_first():
@@ -111,3 +115,12 @@ def test_the_rate_follows_the_rounds_or_the_tokens_of_the_swarm_whichever_end_fi
     assert rate(both, 2, 0, 20 * each) == pytest.approx(0.6)
     assert rate(both, 2, 0, 80 * each) == pytest.approx(0.2)
     assert rate(RunPlan.of(manifest(inner={"schedule": "linear"})), 999, 0, 10**12) == 1.0, "no end"
+
+
+def test_the_rate_ends_where_the_organiser_has_moved_the_end():
+    plan = RunPlan.of(manifest(rounds={"total": 10}, inner={"schedule": "linear"}))
+    swarm = Progress(plan.manifest.rounds, 9, 0, 0)
+    rate = rate_of(plan, swarm, resumed=False)  # type: ignore[arg-type]
+    assert rate() == pytest.approx(0.1)
+    swarm.limits = replace(swarm.limits, rounds_total=18)
+    assert rate() == pytest.approx(0.5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -13,6 +14,7 @@ from peer.cli import build_parser
 from peer.errors import UserError
 from peer.run import watch
 from peer.run.watch_view import WatchView
+from peer.swarm.state.run_control import RunControl
 from peer.system import preflight
 from tests.explain.samples import ALPHA, BRAVO, CHARLIE, aborted, committed
 from tests.explain.test_swarm_state import Watched
@@ -22,12 +24,18 @@ from tests.test_cli import ADDRESS
 TOTAL = {"total": 10}
 
 
+def view_of(watched, **sections):
+    run = manifest(**sections)
+    control = RunControl(Path("nowhere"), run.run_id, ALPHA, run.rounds)
+    return WatchView(run, watched.look(), control, lambda: watched.now)
+
+
 def seen(device="abacus"):
     watched = Watched()
     for peer_id in (ALPHA, BRAVO, CHARLIE):
         watched.peer(peer_id, loss=2.5)
     watched.report(ALPHA, committed(4, 50.0), aborted(5, 60.0, "exchange", "too slow", culprit=BRAVO), device=device)
-    view = WatchView(manifest(rounds=TOTAL), watched.look(), clock=lambda: watched.now)
+    view = view_of(watched, rounds=TOTAL)
     return watched, view
 
 
@@ -38,7 +46,7 @@ def screen(view, width=120, height=30):
 
 
 def test_a_run_without_peers_says_so():
-    view = WatchView(manifest(), Watched().look())
+    view = view_of(Watched())
     view.take()
     assert screen(view)[-1] == "no peer is known yet; looking for them"
 
@@ -69,7 +77,7 @@ def test_of_many_peers_the_fastest_are_shown_and_the_others_counted():
     watched = Watched()
     for number in range(300):
         watched.peer(f"{ALPHA[:-3]}{number:03d}", f"peer{number:03d}", tokens_per_s=float(number))
-    view = WatchView(manifest(), watched.look(), clock=lambda: watched.now)
+    view = view_of(watched)
     view.take()
     lines = screen(view, 100, 30)
     assert len(lines) <= 30
@@ -147,4 +155,4 @@ def test_a_swarm_that_does_not_answer_is_told_at_once(monkeypatch):
     monkeypatch.setattr(preflight, "RETRY_PAUSE_S", 0.0)
     parsed = build_parser().parse_args(["watch", ADDRESS.replace("203.0.113.7", "127.0.0.1").replace("31337", "1")])
     with pytest.raises(UserError, match="cannot join"):
-        parsed.run(parsed)
+        parsed.execute(parsed)

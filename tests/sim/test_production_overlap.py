@@ -60,7 +60,7 @@ class RealPeer:
         local.peers = PEERS
         self.sync = SwarmSync(
             AgentConnection(self.agent, START, MAPPED), local, recipe.rounds,
-            Limits(total_rounds=None, max_rounds=None), lambda _: None, lambda: 0.0,
+            Limits(rounds_total=None, max_rounds=None), lambda _: None, lambda: 0.0,
         )  # fmt: skip
         self.sync.begin(Anchor(round=0, lineage_id=LINEAGE, contributed=None))
 

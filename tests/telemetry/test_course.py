@@ -10,9 +10,9 @@ from rich.console import Console
 from peer.telemetry.course import MAX_POINTS, Course, CoursePoint, LossChart
 
 
-def course(total_rounds=None, tokens_total=None):
+def course(rounds_total=None, tokens_total=None):
     now = [0.0]
-    made = Course(total_rounds, tokens_total, clock=lambda: now[0])
+    made = Course(rounds_total, tokens_total, clock=lambda: now[0])
 
     def add(at, round, tokens=0, loss=1.0):
         now[0] = at
@@ -22,7 +22,7 @@ def course(total_rounds=None, tokens_total=None):
 
 
 def test_the_end_is_foretold_from_the_pace_of_the_last_minutes() -> None:
-    made, add = course(total_rounds=100)
+    made, add = course(rounds_total=100)
     assert (made.share, made.eta_s, made.in_words()) == (None, None, "")
     add(0.0, 10)
     assert (made.share, made.eta_s) == (0.1, None)
@@ -39,7 +39,7 @@ def test_the_end_is_foretold_from_the_pace_of_the_last_minutes() -> None:
 
 
 def test_a_run_ends_at_the_first_of_its_two_ends_and_perhaps_never() -> None:
-    made, add = course(total_rounds=100, tokens_total=1000)
+    made, add = course(rounds_total=100, tokens_total=1000)
     add(0.0, 10, 500)
     add(100.0, 20, 750)
     assert (made.share, made.eta_s) == (0.75, pytest.approx(100.0))

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from peer.data.tokenizer import ByteTokenizer
 from peer.errors import UserError
-from peer.genesis import checked_genesis
+from peer.genesis import built_genesis
 from peer.outer.state.flat_layout import FlatLayout
 from peer.protocol.manifest import ModelSpec, RunManifest
 from peer.protocol.pinning import check_pinned
@@ -75,7 +75,7 @@ def test_adapters_alone_are_the_anchor_and_follow_from_the_seed():
     assert not torch.equal(flat_of(first), flat_of(other))
     assert all(float(one.detach().abs().max()) == 0.0 for name, one in first.named_parameters() if "lora_B" in name)
     assert torch.equal(logits(first), logits(tiny_model(seed=3)))  # B is zero: the base, to the bit
-    state, base_digest = checked_genesis(manifest(), ByteTokenizer())
+    state, base_digest, _ = built_genesis(manifest(), ByteTokenizer())
     assert torch.equal(state.anchor, flat_of(first))
     assert base_digest == adapter.base_digest(second)
 

@@ -3,8 +3,8 @@
 import { count, duration, el, loss, percent, setText } from "/format.js";
 
 const FIGURES = [
-  ["round", "Round", (now, run) => [count(now.round), run.goal.rounds ? `of ${count(run.goal.rounds)}` : ""]],
-  ["tokens", "Tokens", (now, run) => [count(now.tokens), run.goal.tokens ? `of ${count(run.goal.tokens)}` : "committed"]],
+  ["round", "Round", (now) => [count(now.round), now.goal.rounds ? `of ${count(now.goal.rounds)}` : ""]],
+  ["tokens", "Tokens", (now) => [count(now.tokens), now.goal.tokens ? `of ${count(now.goal.tokens)}` : "committed"]],
   ["speed", "Tokens/s", (now) => [count(now.tokens_per_s), `${count(now.committed_tokens_per_s)} committed`]],
   ["loss", "Loss", (now) => [loss(now.loss), now.validation === null ? "training" : `validation ${loss(now.validation)}`]],
   ["peers", "Peers", (now) => [count(now.states.training), others(now.states)]],
@@ -29,10 +29,10 @@ export class Figures {
     place.append(this.bar);
   }
 
-  show(now, run) {
+  show(now) {
     for (const [key, , read] of FIGURES) {
       const [value, note] = this.cells.get(key);
-      const [text, small] = read(now, run);
+      const [text, small] = read(now);
       setText(value, text);
       setText(note, small);
     }

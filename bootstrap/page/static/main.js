@@ -16,7 +16,7 @@ const live = document.getElementById("live");
 let run = null;
 
 function show(state) {
-  figures.show(state.now, run);
+  figures.show(state.now);
   showNow(state.now, run);
   showSamples(state.samples);
   peers.draw(state.now.time);

@@ -33,7 +33,7 @@ export function showRun(run) {
 }
 
 export function showNow(now, run) {
-  const goal = run.goal.rounds ? ` of ${count(run.goal.rounds)}` : "";
+  const goal = now.goal.rounds ? ` of ${count(now.goal.rounds)}` : "";
   pairs(document.getElementById("lineage"), [
     ["tip", now.lineage_id || "each peer has a state of its own"],
     ["certified rounds", `${count(now.round)}${goal}`],

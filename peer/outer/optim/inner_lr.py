@@ -60,10 +60,10 @@ def expected_steps(step_tokens: int, tokens_total: int, tokens: int, steps: int)
     return tokens_total / step_tokens if tokens == 0 or steps == 0 else steps * tokens_total / tokens
 
 
-def shared_rate(inner: InnerSpec, total_rounds: int | None) -> Callable[[int], float]:
+def shared_rate(inner: InnerSpec, rounds_total: int | None) -> Callable[[int], float]:
     """(rounds applied) -> the rate of the step that follows, where all peers make every step together.
 
     It scales the gradients that they send and the outer step, in which fp32 rounds it: another machine's cosine, which
     may differ by its last bit, comes to the same.
     """
-    return lambda round: learning_rate(inner, round, total_rounds, SETTLED_STEPS)
+    return lambda round: learning_rate(inner, round, rounds_total, SETTLED_STEPS)

@@ -6,6 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import Protocol
+
+from torch import Tensor
 
 from peer.errors import UserError
 from peer.outer.aggregate.base import Mean
@@ -19,6 +22,7 @@ from peer.outer.recipe.resolve import swarm_recipe, unguarded
 from peer.outer.recipe.validation import checked
 from peer.outer.state.fragments import Fragments
 from peer.outer.state.gathered_update import GatherFormat
+from peer.outer.state.outer_state import OuterState
 from peer.outer.state.reduced_update import ReduceFormat
 from peer.outer.state.wire_format import WireFormat
 from peer.outer.topology.topologies import Groups
@@ -26,6 +30,24 @@ from peer.protocol.lineage import RosterLimits
 from peer.protocol.manifest import RunManifest
 from peer.protocol.ranges import ClaimRule
 from peer.protocol.weights import WeightRule
+
+
+class Layout(Protocol):
+    """The parameters of a model, in the order of the flat vector.
+
+    Attributes:
+        fragments: elements of each; none: it is whole.
+        hidden: places of the matrices inside transformer blocks.
+    """
+
+    @property
+    def shapes(self) -> Shapes: ...
+
+    @property
+    def fragments(self) -> Sequence[int]: ...
+
+    @property
+    def hidden(self) -> Sequence[int]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +118,17 @@ class RunPlan:
         """The rate of every step that all peers make together; None where they make steps of their own."""
         inner, total = self.manifest.inner, self.manifest.rounds.total
         return shared_rate(inner, total) if self.recipe.payload == "gradient" else None
+
+    def outer_state(self, vectors: Sequence[Tensor], layout: Layout) -> OuterState:
+        """The outer state of round 0 in these vectors: the anchor, then the buffers.
+
+        Args:
+            layout: of the model's parameters.
+        """
+        anchor, *buffers = vectors
+        optimizer = self.recipe.optimizer.shaped(layout.shapes, layout.hidden)
+        fragments = self.fragments(layout.shapes, layout.fragments)
+        return OuterState(anchor, buffers, optimizer, fragments, 0, self.manifest.genesis or "", self.rate)
 
     def fragments(self, shapes: Shapes, sizes: Sequence[int] = ()) -> Fragments:
         """How contributions and updates are written, of a model with these parameters.

@@ -68,17 +68,17 @@ def add_sim_commands(commands: argparse._SubParsersAction[argparse.ArgumentParse
     recipes = _command(commands, "recipes", "list the published algorithms", RECIPES_DESCRIPTION, RECIPES_EPILOG)
     recipes.add_argument("name", nargs="?", metavar="NAME", help="show all parts of this one")
     recipes.add_argument("--json", action="store_true", help="a JSON list, each recipe with its parts")
-    recipes.set_defaults(run=_recipes)
+    recipes.set_defaults(execute=_recipes)
     simulate = _command(
         commands, "simulate", "one recipe on a simulated swarm", SIMULATE_DESCRIPTION, SIMULATE_EPILOG
     )
     simulate.add_argument("manifest", nargs="?", metavar="MANIFEST", help="a manifest or the name of a shipped task")
     _add_simulate_flags(simulate)
-    simulate.set_defaults(run=_simulate)
+    simulate.set_defaults(execute=_simulate)
     compare = _command(commands, "compare", "recipes side by side", COMPARE_DESCRIPTION, COMPARE_EPILOG)
     compare.add_argument("recipes", nargs="+", metavar="RECIPE", help="name, name:key=value,... or all")
     _add_compare_flags(compare)
-    compare.set_defaults(run=_compare)
+    compare.set_defaults(execute=_compare)
 
 
 def _command(

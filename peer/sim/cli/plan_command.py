@@ -50,7 +50,7 @@ def add_plan_command(commands: argparse._SubParsersAction[argparse.ArgumentParse
     add("--target-utilization", type=float, metavar="U", help="print the bandwidth that each recipe needs for it")
     add("--json", action="store_true", help="print JSON")
     add("--plot", type=named_path, metavar="FILE", help="draw the plan to this PNG")
-    parser.set_defaults(run=_plan)
+    parser.set_defaults(execute=_plan)
 
 
 def _plan(arguments: argparse.Namespace) -> int:

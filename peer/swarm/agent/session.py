@@ -31,8 +31,6 @@ from peer.link.messages import (
     TokenizerFetched,
 )
 from peer.outer.recipe.plan import RunPlan
-from peer.outer.state.outer_state import OuterState
-from peer.protocol.identity_work import IdentityWork
 from peer.protocol.line_limits import LineLimits
 from peer.protocol.manifest import RunManifest
 from peer.protocol.records import PeerRecord, SealedManifest
@@ -112,11 +110,8 @@ class AgentSession:
         self._run_id = manifest.run_id
         self._nickname = start.nickname or default_nickname(socket.gethostname(), node.peer_id)
         control = await self._follow_control(node, manifest, folder := Path(start.directory), organiser)
-        await self._enter(node, found, control, start)
-        asked = IdentityWork(manifest.run_id, manifest.trust.work_bits)
-        solving = asyncio.ensure_future(solved(asked, node.peer_id, Path(start.identity_path), self._note))
-        directory = Directory(node, manifest.run_id)
-        directory.work, directory.gate = asked, next(iter(node.gates), None)
+        directory = Directory.of(node, manifest, await self._enter(node, found, control, start))
+        solving = asyncio.ensure_future(solved(directory.work, node.peer_id, Path(start.identity_path), self._note))
         files = await self._tokenizer_files(node, directory, manifest, folder, organiser)
         mapped: Mapped = await self._channel.expect(Mapped)
         directory.work = work = await solving
@@ -135,11 +130,10 @@ class AgentSession:
         await _first_of(self._listen(rounds, reporter), self._work(node, directory, rounds, resumed))
         return 0
 
-    async def _enter(self, node: Node, found: SealedManifest, control: RunControl, start: Start) -> None:
+    async def _enter(self, node: Node, found: SealedManifest, control: RunControl, start: Start) -> Gate | None:
         """Tell the trainer which run this is; first show the invitation where it asks for one."""
         organiser, manifest = found.organiser, found.manifest
-        if manifest.trust.invited:
-            gate = Gate(manifest.run_id, organiser, control)
+        if (gate := Gate.of(manifest, organiser, control)) is not None:
             node.gates, own_folder = (gate,), history_folder(Path(start.directory), manifest.run_id)
             await enter(node, gate, manifest.run_id, organiser, own_folder, start.invitation)
         self._channel.tell(Published(
@@ -149,6 +143,7 @@ class AgentSession:
         node.spawn(self._watch_organiser(node, manifest.run_id, organiser))
         if not start.restarted:
             node.spawn(tell_warnings(node, self._note))
+        return gate
 
     async def _serve_others(self, context: RunContext, rounds: AnyRounds, files: TokenizerFiles) -> None:
         """Take streams of rounds and of those who ask for history, and be seen in the directory."""
@@ -206,10 +201,9 @@ class AgentSession:
     def _build(self, context: RunContext, mapped: Mapped, folder: Path) -> tuple[AnyRounds, Head | None]:
         plan, manifest = context.plan, context.plan.manifest
         assert manifest.genesis is not None
-        fragments = plan.fragments(mapped.shapes, mapped.fragments)
-        optimizer = plan.recipe.optimizer.shaped(mapped.shapes, mapped.hidden)
-        memory = SharedState(self._descriptor, mapped.numel, mapped.num_buffers, max(fragments.sizes))
-        state = OuterState(memory.anchor, memory.buffers, optimizer, fragments, 0, manifest.genesis, plan.rate)
+        sent = max(mapped.fragments, default=mapped.numel)
+        memory = SharedState(self._descriptor, mapped.numel, mapped.num_buffers, sent)
+        state = plan.outer_state([memory.anchor, *memory.buffers], mapped)
         shared = manifest.data.shared
         shards = shared.shards if shared is not None else ()
         history = ChainStore(history_folder(folder, manifest.run_id), manifest.genesis, shards)

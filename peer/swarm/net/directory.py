@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable
 
 from peer.errors import ProtocolError
-from peer.protocol.identity_work import NO_WORK
+from peer.protocol.identity_work import NO_WORK, IdentityWork
+from peer.protocol.manifest import RunManifest
 from peer.protocol.records import (
     MAX_PEER_RECORD_BYTES,
     MAX_RECORD_BYTES,
@@ -59,6 +60,13 @@ class Directory:
         self._serial = int(clock() * _MILLION)
         if node.records is not None:
             node.records.serve(run_id, lambda peer_id: self.known(peer_id))
+
+    @classmethod
+    def of(cls, node: Node, manifest: RunManifest, gate: Gate | None) -> Directory:
+        """That of a run, with what it asks of those who are shown."""
+        directory = cls(node, manifest.run_id)
+        directory.work, directory.gate = IdentityWork(manifest.run_id, manifest.trust.work_bits), gate
+        return directory
 
     @property
     def peers(self) -> dict[str, PeerRecord]:

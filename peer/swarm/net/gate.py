@@ -7,6 +7,7 @@ from typing import Protocol
 
 from peer.errors import ProtocolError
 from peer.protocol.invitation import MAX_PASS_CHARS, Pass
+from peer.protocol.manifest import RunManifest
 from peer.protocol.wire import Kind
 from peer.swarm.net.stream import FrameStream
 from peer.swarm.runtime.expiring import BoundedMap
@@ -42,6 +43,11 @@ class Gate:
         self._held: BoundedMap[str, Pass] = BoundedMap(_REMEMBERED)
         self._texts: BoundedMap[str, str] = BoundedMap(_REMEMBERED)
         self.own = ""
+
+    @classmethod
+    def of(cls, manifest: RunManifest, organiser: str, control: Revocations) -> Gate | None:
+        """That of a run; None where it is for all."""
+        return cls(manifest.run_id, organiser, control) if manifest.trust.invited else None
 
     def guards(self, name: str) -> bool:
         """Whether streams of this name are of the run, and not open to all."""

@@ -13,9 +13,10 @@ from peer.errors import ProtocolError, in_words
 from peer.explain.report import PeerReport, open_report
 from peer.explain.swarm_state import SwarmState
 from peer.outer.recipe.plan import RunPlan
-from peer.protocol.identity_work import IdentityWork
 from peer.protocol.manifest import RunManifest
+from peer.protocol.records import SealedManifest
 from peer.protocol.reports import reports_key
+from peer.swarm.catchup.record_exchange import control_exchange
 from peer.swarm.net.daemon import NodeConfig
 from peer.swarm.net.directory import Directory, read_records
 from peer.swarm.net.gate import Gate
@@ -23,6 +24,7 @@ from peer.swarm.net.manifests import ManifestSearch
 from peer.swarm.net.node import Node
 from peer.swarm.net.node_start import start_node
 from peer.swarm.runtime.tasks import end_on_signals, hush_foreign_noise
+from peer.swarm.state.run_control import RunControl, history_folder
 
 log = logging.getLogger(__name__)
 MAX_REPORTS = 512  # opened in one look
@@ -81,11 +83,22 @@ async def visit(address: str, identity_path: Path) -> Node:
     ))  # fmt: skip
 
 
+async def look_up(node: Node, found: SealedManifest, folder: Path) -> tuple[RunControl, Directory]:
+    """What the organiser of a run has decided, kept in a folder of the visitor's; and who is in the run."""
+    manifest = found.manifest
+    control = RunControl.of(history_folder(folder, manifest.run_id), manifest, found.organiser)
+    await control_exchange(node, manifest.run_id, control).hear(node.introducers)
+    directory = Directory.of(node, manifest, Gate.of(manifest, found.organiser, control))
+    await directory.refresh()
+    return control, directory
+
+
 class Visit(NamedTuple):
     """A node that only watches a run."""
 
     node: Node
     manifest: RunManifest
+    control: RunControl
     reader: SwarmReader
     directory: Directory
 
@@ -111,13 +124,11 @@ async def visit_run(
     node = await visit(address, identity_path)
     try:
         found = await ManifestSearch(node, run_id, name).run()
-        manifest = found.manifest
-        directory = Directory(node, manifest.run_id)
-        directory.work = IdentityWork(manifest.run_id, manifest.trust.work_bits)
-        directory.gate = Gate(manifest.run_id, found.organiser) if manifest.trust.invited else None
+        manifest, (control, directory) = found.manifest, await look_up(node, found, identity_path.parent)
+        await control_exchange(node, manifest.run_id, control).start()
         directory.follow()
         reader = SwarmReader(node, manifest.run_id, directory, SwarmState(RunPlan.of(manifest).recipe.num_fragments))
         node.spawn(reader.run(), essential=True)
-        yield Visit(node, manifest, reader, directory)
+        yield Visit(node, manifest, control, reader, directory)
     finally:
         await asyncio.wait({asyncio.ensure_future(node.close())}, timeout=node.timing.close_timeout_s)

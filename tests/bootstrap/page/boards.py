@@ -8,12 +8,15 @@ from bootstrap.page.board import Board
 from bootstrap.page.run_card import RunCard
 from peer.explain.history import FILE_NAME, History
 from peer.outer.recipe.plan import RunPlan
+from peer.protocol.identity import Identity
 from peer.protocol.manifest import RunManifest
 from peer.swarm.net.stream import Traffic
+from peer.swarm.state.run_control import RunControl
 from tests.explain.samples import DAY, committed
 from tests.explain.watched import Watched
 from tests.swarm.runs import Run
 
+ORGANISER = Identity.generate()
 ADDRESS = "/ip4/203.0.113.7/tcp/31337/p2p/12D3KooWPgKdGiqW2VLJ2ecamJ3w2ntTJ6nXbdZFj8LLcpf3jrQK"
 MANIFEST = RunManifest.model_validate({
     "name": "lagoon-1", "model": {"architecture": "llama", "config": {"hidden_size": 8}},
@@ -31,7 +34,8 @@ class Watching:
             self.run.commit(rounds)
         self.members = [identity.peer_id for identity in self.run.identities]
         self.node = SimpleNamespace(traffic={"history": Traffic(5, 7)})
-        self.card = RunCard(RunPlan.of(manifest), "12D3KooWorganiser", (ADDRESS,))
+        self.control = RunControl.of(folder / "chain", manifest, ORGANISER.peer_id)
+        self.card = RunCard(RunPlan.of(manifest), ORGANISER.peer_id, (ADDRESS,), self.control)
         self.open()
 
     def open(self):

@@ -158,7 +158,7 @@ def test_the_advice_prefers_what_learns_best_among_what_is_fast() -> None:
 
 def run(capsys, *arguments: str) -> str:
     parsed = build_parser().parse_args(["plan", *arguments])
-    assert parsed.run(parsed) == 0
+    assert parsed.execute(parsed) == 0
     return capsys.readouterr().out
 
 
@@ -199,7 +199,7 @@ def test_the_command_tells_the_bandwidth_of_each_recipe_beside_the_published(cap
 def test_flags_that_cannot_be(arguments, message) -> None:
     parsed = build_parser().parse_args(["plan", *arguments])
     with pytest.raises(UserError, match=message):
-        parsed.run(parsed)
+        parsed.execute(parsed)
 
 
 def test_the_cards_are_listed(capsys) -> None:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from bootstrap.doorkeeper import GuestBook
+from bootstrap.invitations import InvitationRegistry
 from peer.errors import ProtocolError, UserError
 from peer.protocol.identity import Identity
 from peer.protocol.invitation import Invitation, Pass, open_invitation, seal_invitation
@@ -144,7 +144,7 @@ async def test_records_without_a_valid_pass_are_not_shown(network, monkeypatch):
 
 
 def book(folder, now=NOW):
-    return GuestBook(folder, RUN, ORGANISER, lambda: now)
+    return InvitationRegistry(folder, RUN, ORGANISER, lambda: now)
 
 
 def test_a_token_is_bound_to_the_key_that_shows_it_first_across_restarts(tmp_path):
@@ -162,16 +162,16 @@ def test_a_token_is_bound_to_the_key_that_shows_it_first_across_restarts(tmp_pat
 
 
 def test_names_are_invited_once_and_known_by_their_number(tmp_path):
-    guests = book(tmp_path)
+    registry = book(tmp_path)
     for name in ("ada", "bob"):
-        guests.invite(name, 60.0)
-    assert [guests.number_of(name) for name in ("ada", "bob")] == [1, 2]
+        registry.invite(name, 60.0)
+    assert [registry.number_of(name) for name in ("ada", "bob")] == [1, 2]
     with pytest.raises(UserError, match="ada is invited already"):
-        guests.invite("ada", 60.0)
+        registry.invite("ada", 60.0)
     with pytest.raises(UserError, match="'a b' is not a name"):
-        guests.invite("a b", 60.0)
+        registry.invite("a b", 60.0)
     with pytest.raises(UserError, match="eve is not invited"):
-        guests.number_of("eve")
+        registry.number_of("eve")
 
 
 def token_of(signer=ORGANISER, run=RUN, expires_at=NOW + 60.0):
@@ -200,9 +200,9 @@ def test_a_token_that_is_not_for_this_run_now_is_refused_with_its_reason(token, 
 async def test_a_peer_enters_with_a_token_once_and_then_without_the_organisers_node(network, tmp_path, monkeypatch):
     monkeypatch.setattr("time.time", lambda: NOW)
     host, guest, thief = (network.node(identity) for identity in (ORGANISER, GUEST, THIEF))
-    guests, control = book(tmp_path), Control()
-    token = guests.invite("ada", 3600.0)
-    await guests.serve(host, control)
+    registry, control = book(tmp_path), Control()
+    token = registry.invite("ada", 3600.0)
+    await registry.serve(host, control)
 
     async def enters(node, given, folder="guest"):
         entry = gate()

@@ -49,15 +49,23 @@ async def visit(monkeypatch, **donors):
     monkeypatch.setattr(chain_reader, "DonorRequests", Requests)
     monkeypatch.setattr(chain_reader.RunPlan, "of", lambda _: SimpleNamespace(roster_limits=limits))
     manifest = SimpleNamespace(
-        run_id=RUN, genesis=GENESIS, data=SimpleNamespace(shared=CUT), rounds=SimpleNamespace(total=ROUNDS)
-    )
+        name="test", run_id=RUN, genesis=GENESIS, data=SimpleNamespace(shared=CUT),
+        trust=SimpleNamespace(invited=False),
+    )  # fmt: skip
     weights = {name: SimpleNamespace(lineage_weight=-place) for place, name in enumerate(donors)}
 
     async def refresh():
         pass
 
     directory = SimpleNamespace(peers=weights, refresh=refresh)
-    return await coverage_of_run(SimpleNamespace(introducers=[]), manifest, directory)
+    return await coverage_of_run(SimpleNamespace(introducers=[]), manifest, ROUNDS, directory)
+
+
+async def test_a_run_of_invited_peers_says_so_and_asks_nobody():
+    manifest = SimpleNamespace(name="ours", trust=SimpleNamespace(invited=True))
+    with pytest.raises(UserError, match="run ours is for invited peers") as refused:
+        await coverage_of_run(SimpleNamespace(), manifest, None, SimpleNamespace())
+    assert "output folder of a peer" in refused.value.hint
 
 
 async def test_an_honest_chain_is_counted(monkeypatch):

@@ -46,7 +46,7 @@ class Bound(Spec):
     peers: dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], PeerIdText] = Field(default_factory=dict)
 
 
-class GuestBook:
+class InvitationRegistry:
     """Who is invited, and who has come. The organiser's commands write the first, the node writes the second.
 
     Args:

@@ -40,7 +40,7 @@ class HubUploads:
     _uploaded: int = 0  # the round of the newest
 
     async def run(self) -> None:
-        """Until it is cancelled; also what is there at the start, which an earlier process may not have uploaded."""
+        """Until it is cancelled. The first look finds the state that an earlier process may not have uploaded."""
         while True:
             timing = self.store.timing
             await asyncio.sleep(timing.recheck_s if not self._due or await self._upload() else RETRY_S)

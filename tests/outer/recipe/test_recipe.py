@@ -323,6 +323,7 @@ GOSSIP = {"topology": "pairs", "outer": "noloco"}
     ("streaming-diloco", {"moments": "des-loc"}, "moments are averaged with whole parameters", "moments: none"),
     ("ddp", {"outer_schedule": "pier"}, "outer_schedule changes outer steps", "outer_schedule: none"),
     ("eager-diloco", {"outer_schedule": "covenant"}, "outer_schedule changes outer steps", "outer_schedule: none"),
+    ("noloco", {"outer": "heloco"}, "outer 'turned' judges whole tensors", "topology: all"),
     ("heloco", {"outer_schedule": {"restart": 2}}, "outer_schedule changes outer steps", "outer_schedule: none"),
     ("fedavg", {"outer_schedule": "pier"}, "needs an outer optimizer with a momentum", "without momenta"),
     ("noloco", {"outer_schedule": "pier"}, "outer momentum 0.99 in gossip", "outer_momentum: 0.5"),

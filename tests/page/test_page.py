@@ -62,6 +62,9 @@ def test_a_real_run_is_shown_live_with_curves_peers_and_rounds(live: LiveRun, op
     expect(first.locator("details ul")).to_contain_text("weights in tokens")
     expect(page.locator("#samples pre").first).to_contain_text("def")
     expect(page.locator("#recipe")).to_contain_text("int8")
+    contributor = page.locator("#credit-rows tr").first  # read every 15 s
+    expect(contributor.locator("th .nickname")).to_have_text(re.compile("|".join(NAMES)), timeout=30_000)
+    assert int(contributor.locator("td").nth(1).inner_text().replace(",", "")) >= 1
 
 
 def test_a_killed_peer_is_gone_within_15_s_and_a_failed_round_has_its_reason(live: LiveRun, open_page: OpenPage):

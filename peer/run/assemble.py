@@ -34,7 +34,7 @@ from peer.protocol.manifest import RunManifest
 from peer.run.device_checks import log_finding, run_disk_finding
 from peer.run.hardware import compute_of, first_device, fitting, plan_in_words
 from peer.run.leader import OptimizerState, RanksLoop, begin_leader, trainer_of
-from peer.run.local_rule import hook_of, kept_beside, rule_bytes, trajectory_of
+from peer.run.local_rule import hook_of, kept_beside, rule_bytes, second_model, trajectory_of
 from peer.run.resume import Resumed, read_resumed
 from peer.run.shared_model import SharedModel, local_anchor, of_all_ranks, replica_of, share
 from peer.settings import PeerSettings
@@ -114,10 +114,10 @@ def assemble(
         least_tokens=least_shard_tokens(manifest, plan.nominal_tokens),
     )  # fmt: skip
     text = load_text(settings, manifest, tokenizer, published.peer_id, stopping, sharing)
-    model, shared, leader, resumed = _placed_model(settings, plan, tokenizer, agent, compute, device)
-    optimizer = _optimizer(model, manifest, recipe, compute.eight_bit)
+    model, again, shared, leader, resumed = _placed_model(settings, plan, tokenizer, agent, compute, device)
+    optimizer = _optimizer(model, plan, shared.layout, compute, leader)
     inner, rounds = recipe.inner_settings(manifest.inner), manifest.rounds
-    hook, again = hook_of(recipe.local, model, shared.layout, optimizer, inner, compute)
+    hook, again = hook_of(recipe.local, model, shared.layout, optimizer, inner, compute, again)
     second = trajectory_of(recipe.local, shared.layout, again, lambda one: replica_of(shared.layout, one, leader, 1))
     local = local_anchor(shared, recipe, device, hook if leader is None else RanksLoop(leader, hook), second)
     state = OptimizerState(optimizer, leader)
@@ -155,9 +155,9 @@ def _fitting_compute(
 def _placed_model(
     settings: PeerSettings, plan: RunPlan, tokenizer: Tokenizer, agent: AgentProcess, compute: Compute,
     device: torch.device,
-) -> tuple[PreTrainedModel, SharedModel, RankLeader | None, Resumed | None]:  # fmt: skip
-    """The model on its devices, once it has made a step; what of it is shared with the agent; the lead of further
-    ranks; and the checkpoint that it continues.
+) -> tuple[PreTrainedModel, PreTrainedModel | None, SharedModel, RankLeader | None, Resumed | None]:  # fmt: skip
+    """The model on its devices, once it has made a step; a second one, where the ranks share it and a rule replays;
+    what of it is shared with the agent; the lead of further ranks; and the checkpoint that it continues.
     """
     manifest, recipe, ranks = plan.manifest, plan.recipe, compute.ranks
     model = build_initial_model(manifest, tokenizer)
@@ -169,10 +169,11 @@ def _placed_model(
         place(model, device, ranks)
     document_end = tokenizer.eos_id if manifest.data.document_mask else None
     check_trains(manifest.model, model, manifest.data.sequence_length, document_end)
+    again = second_model(recipe, model, device, ranks)
     if ranks.sharded:  # only now: one rank alone cannot make a step of a model that is cut
         place(model, device, ranks)
     prepare(model, compute)
-    return model, of_all_ranks(shared, leader, model, agent, resumed), leader, resumed
+    return model, again, of_all_ranks(shared, leader, model, agent, resumed), leader, resumed
 
 
 def _resume(resumed: Resumed, recipe: Recipe, state: OptimizerState, sync: SwarmSync) -> None:
@@ -198,12 +199,16 @@ def _synchroniser(
 
 
 def _optimizer(
-    model: PreTrainedModel, manifest: RunManifest, recipe: Recipe, eight_bit: bool
+    model: PreTrainedModel, plan: RunPlan, layout: FlatLayout, compute: Compute, leader: RankLeader | None
 ) -> Optimizer:
     """The inner optimizer of a model that is on its device."""
-    if recipe.payload == "gradient":
-        return KeptGradient(model, FlatLayout.of(model), scaled=recipe.accumulates)
-    return build_optimizer(model, recipe.inner_settings(manifest.inner), eight_bit)
+    recipe = plan.recipe
+    if recipe.payload != "gradient":
+        return build_optimizer(model, recipe.inner_settings(plan.manifest.inner), compute.eight_bit)
+    kept = KeptGradient(model, layout, scaled=recipe.accumulates, ranks=compute.ranks)
+    if leader is not None and leader.ranks.sharded:
+        kept.parts = RanksReplica(leader, kept.own, number=1)
+    return kept
 
 
 def _batches(text: Text, resumed: Resumed | None, sync: SwarmSync, stopping: Callable[[], bool]) -> Batches:

@@ -14,10 +14,11 @@ from peer.outer.recipe.plan import RunPlan
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.state.flat_layout import FlatLayout
 from peer.protocol.manifest import RunManifest
-from peer.run.local_rule import hook_of
+from peer.run.local_rule import hook_of, second_model
 from peer.train.compute import Compute, prepare
 from peer.train.compute_limit import ComputeLimit
 from peer.train.device import set_threads
+from peer.train.gradient import KeptGradient
 from peer.train.model import build_skeleton
 from peer.train.optim import build_optimizer, load_optimizer_tensors, reset_state
 from peer.train.orders import (
@@ -46,10 +47,10 @@ def fixed_tensors(model: nn.Module) -> list[Tensor]:
 
 
 class NoSteps(torch.optim.Optimizer):
-    """In place of a `KeptGradient`, of which rank 0 has the only one."""
+    """In place of a `KeptGradient`, of which rank 0 has the only one where each rank has all gradients."""
 
     def __init__(self, model: nn.Module) -> None:
-        super().__init__([parameter for parameter in model.parameters() if parameter.requires_grad], {"lr": 1.0})
+        super().__init__([named for named in model.named_parameters() if named[1].requires_grad], {"lr": 1.0})
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Keep nothing."""
@@ -67,27 +68,38 @@ class RankWorker:
         allow_tf32(said["tf32"])
         torch.manual_seed(plan.manifest.seed + ranks.rank)  # of dropout: no two ranks drop the same
         compute, self._rate = Compute(**said["compute"], ranks=ranks), 0.0
-        model = self._model(plan, said["vocab_size"], device, compute)
+        model, again = self._model(plan, said["vocab_size"], device, compute)
         layout, inner = FlatLayout.of(model, recipe.cut), recipe.inner_settings(plan.manifest.inner)
-        self._optimizer: Any = self._optimizer_of(recipe, model, inner, compute.eight_bit)
-        hook, second = hook_of(recipe.local, model, layout, self._optimizer, inner, compute)
+        self._optimizer: Any = self._optimizer_of(recipe, model, layout, inner, compute.eight_bit)
+        hook, second = hook_of(recipe.local, model, layout, self._optimizer, inner, compute, again)
         hook.limit = ComputeLimit.of(recipe.straggler.timeout, device)
-        models = [model] if second is None else [model, second]
-        self._parts = RankParts(ranks, self._vectors, [RankPart(layout, one, ranks) for one in models])
+        parts = [RankPart(layout, one, ranks) for one in (model, second) if one is not None]
+        parts += [self._optimizer.own] if isinstance(self._optimizer, KeptGradient) else []
+        self._parts = RankParts(ranks, self._vectors, parts)
         self._hook = hook
         self._trainer = Trainer(model.train(), self._optimizer, inner, lambda: self._rate, hook=hook, compute=compute)
 
-    def _model(self, plan: RunPlan, vocab_size: int, device: torch.device, compute: Compute) -> PreTrainedModel:
+    def _model(
+        self, plan: RunPlan, vocab_size: int, device: torch.device, compute: Compute
+    ) -> tuple[PreTrainedModel, PreTrainedModel | None]:
+        """-> (the model on its device, the second one where the ranks share them)"""
         model = build_skeleton(plan.manifest.model, vocab_size)
         model.to_empty(device="cpu")  # pages that no one writes to take no memory
         model.tie_weights()
         share_tensors(self._ranks, fixed_tensors(model))
+        again = second_model(plan.recipe, model, device, self._ranks)
         place(model, device, self._ranks)
         prepare(model, compute)
-        return model
+        return model, again
 
-    def _optimizer_of(self, recipe: Recipe, model: PreTrainedModel, inner: Any, eight_bit: bool) -> Any:
-        return NoSteps(model) if recipe.payload == "gradient" else build_optimizer(model, inner, eight_bit)
+    def _optimizer_of(
+        self, recipe: Recipe, model: PreTrainedModel, layout: FlatLayout, inner: Any, eight_bit: bool
+    ) -> Any:
+        if recipe.payload != "gradient":
+            return build_optimizer(model, inner, eight_bit)
+        if not self._ranks.sharded:
+            return NoSteps(model)
+        return KeptGradient(model, layout, scaled=recipe.accumulates, ranks=self._ranks)
 
     @torch.no_grad()
     def _forward(self) -> None:

@@ -33,12 +33,7 @@ def compute_of(settings: PeerSettings, manifest: RunManifest, ranks: Ranks = ALO
     if ranks.count > (sequences := manifest.inner.batch_sequences):
         what = f"{ranks.count} devices: a step of this run has {sequences} sequences, so some would have none"
         raise UserError(what, f"name at most {sequences} with --devices, or start several peers")
-    recipe = resolve(manifest.recipe)
-    alike = recipe.payload != "gradient" and recipe.straggler.timeout is None  # all ranks make as many micro-batches
-    if ranks.sharded and not (alike and not recipe.local.reads_anchor and not recipe.local.replays):
-        what = f"sharding=fsdp: recipe {recipe.name} changes each step, which needs the whole model on each device"
-        raise UserError(what, "use --sharding ddp")
-    step, timeout = ranks.rows(sequences), recipe.straggler.timeout
+    step, timeout = ranks.rows(sequences), resolve(manifest.recipe).straggler.timeout
     return Compute(
         ranks=ranks,
         micro_batch=min(step, settings.per_device_train_batch_size or micro_batch_of(timeout, step)),
@@ -86,8 +81,10 @@ def plan_in_words(
     """One line of what a step is, and what it takes."""
     assert compute.micro_batch is not None
     step, length = manifest.inner.batch_sequences, manifest.data.sequence_length
-    parts = -(-step // compute.micro_batch)
-    cut = f" in {parts} micro-batches of {compute.micro_batch}" if parts > 1 else ""
+    ranks = compute.ranks
+    parts = -(-ranks.rows(step) // compute.micro_batch)
+    cut = f", {ranks.rows(step)} on each of {ranks.count} devices" if ranks.count > 1 else ""
+    cut += f" in {parts} micro-batches of {compute.micro_batch}" if parts > 1 else ""
     needs = Footprint.of(size, compute.micro_batch * length, device, compute, rule_bytes=rule_bytes).in_words(device)
     return f"a step: {step} sequences of {length} tokens{cut}, {compute.precision} on {device}; {needs}"
 

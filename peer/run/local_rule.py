@@ -18,12 +18,14 @@ from peer.train.compute import DEFAULT, Compute, prepare
 from peer.train.hook import StepHook
 from peer.train.local_rule import ReplayHook, RuleHook, SpiderHook
 from peer.train.optim import Optimizer, build_optimizer
+from peer.train.ranks import Ranks
+from peer.train.sharding import place
 from peer.train.step import Trainer
 
 
 def hook_of(
     rule: LocalRule, model: PreTrainedModel, layout: FlatLayout, optimizer: Optimizer, inner: InnerSpec,
-    compute: Compute = DEFAULT,
+    compute: Compute = DEFAULT, again: PreTrainedModel | None = None,
 ) -> tuple[StepHook, PreTrainedModel | None]:  # fmt: skip
     """What acts on the steps of a model that is on its device, and the model that the rule trains beside it.
 
@@ -32,10 +34,11 @@ def hook_of(
         optimizer: of the model.
         inner: of all optimizers.
         compute: how this peer computes.
+        again: a second model on its device, for a rule that replays; None: a copy of the first.
     """
     if not rule.replays:
         return (RuleHook(rule, model, layout) if rule.reads_anchor else StepHook()), None
-    again = copy.deepcopy(model)
+    again = copy.deepcopy(model) if again is None else again
     prepare(again, compute)
 
     def second(rate: Callable[[], float]) -> Trainer:
@@ -43,6 +46,21 @@ def hook_of(
         return Trainer(again.train(), optimizer, inner, rate, compute=compute, hook=hook)
 
     return ReplayHook(model, layout, optimizer, second), again
+
+
+def second_model(
+    recipe: Recipe, model: PreTrainedModel, device: torch.device, ranks: Ranks
+) -> PreTrainedModel | None:
+    """What a rule that replays trains beside a model that ranks share, and that cannot be copied once they do.
+
+    Args:
+        model: on the CPU.
+    """
+    if not (recipe.local.replays and ranks.sharded):
+        return None
+    again = copy.deepcopy(model)
+    place(again, device, ranks)
+    return again
 
 
 def trajectory_of(

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from peer.train.sharding import held, local
+
 BLOCK = 256
 SMALLEST = 4096  # parameters with fewer elements keep fp32 moments
 SIGNED_LEVELS, SIGNED_POWER = 127, 2  # of the first moment; a power above 1 gives small values more levels
@@ -53,7 +55,10 @@ class Quantized:
 
 
 class AdamW8bit(torch.optim.Optimizer):
-    """The steps of `torch.optim.AdamW`, up to the rounding of moments; 2 bytes a parameter instead of 8."""
+    """The steps of `torch.optim.AdamW`, up to the rounding of moments; 2 bytes a parameter instead of 8.
+
+    Where ranks share a parameter, each has the moments of its rows, in blocks of their own.
+    """
 
     def __init__(self, groups: list[dict[str, Any]], *, lr: float, betas: tuple[float, float], eps: float) -> None:
         super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0})
@@ -71,28 +76,29 @@ class AdamW8bit(torch.optim.Optimizer):
         state = self.state.get(parameter, {})
         if not state:
             return {}
-        first, second = (state[key] for key in ("exp_avg", "exp_avg_sq"))
-        return {"exp_avg": _whole(first), "exp_avg_sq": _whole(second), "step": torch.tensor(float(state["step"]))}
+        first, second = (held(_dequantized(state[key]), parameter) for key in ("exp_avg", "exp_avg_sq"))
+        return {"exp_avg": first, "exp_avg_sq": second, "step": torch.tensor(float(state["step"]))}
 
     def keep(self, parameter: Tensor, moments: dict[str, Tensor]) -> None:
         """Replace them."""
         small = parameter.numel() < SMALLEST
         for key, signed in (("exp_avg", True), ("exp_avg_sq", False)):
-            self.state[parameter][key] = moments[key] if small else Quantized.of(moments[key], signed)
+            own = local(moments[key])
+            self.state[parameter][key] = own if small else Quantized.of(own, signed)
         self.state[parameter]["step"] = int(moments["step"])
 
     def _update(self, parameter: Tensor, group: dict[str, Any]) -> None:
         assert parameter.grad is not None
-        (beta1, beta2), lr, gradient = group["betas"], group["lr"], parameter.grad
+        (beta1, beta2), lr, gradient, own = group["betas"], group["lr"], local(parameter.grad), local(parameter)
         now = self.moments(parameter)
-        first, second = (now[key] if now else torch.zeros_like(parameter) for key in ("exp_avg", "exp_avg_sq"))
+        first, second = (local(now[key]) if now else torch.zeros_like(own) for key in ("exp_avg", "exp_avg_sq"))
         step = int(now["step"]) + 1 if now else 1
         first.lerp_(gradient, 1.0 - beta1)
         second.mul_(beta2).addcmul_(gradient, gradient, value=1.0 - beta2)
         divisor = second.div(1.0 - beta2**step).sqrt_().add_(group["eps"])
-        parameter.mul_(1.0 - lr * group["weight_decay"]).addcdiv_(first, divisor, value=-lr / (1.0 - beta1**step))
+        own.mul_(1.0 - lr * group["weight_decay"]).addcdiv_(first, divisor, value=-lr / (1.0 - beta1**step))
         self.keep(parameter, {"exp_avg": first, "exp_avg_sq": second, "step": torch.tensor(float(step))})
 
 
-def _whole(moment: Tensor | Quantized) -> Tensor:
+def _dequantized(moment: Tensor | Quantized) -> Tensor:
     return moment.dequantize() if isinstance(moment, Quantized) else moment

@@ -13,6 +13,7 @@ from peer.outer.state.flat_layout import FlatLayout
 from peer.train.batch import Batch
 from peer.train.hook import StepHook
 from peer.train.optim import Optimizer, load_optimizer_tensors, optimizer_tensors
+from peer.train.sharding import local, own_rows
 from peer.train.step import Trainer
 
 
@@ -27,7 +28,7 @@ class RuleHook(StepHook):
         named = dict(model.named_parameters())
         self._rule, self._layout = rule, layout
         self._parameters = [named[name] for name in layout.names]
-        self._anchor, self._draws = torch.empty(0), Random(0)
+        self._anchors, self._draws = list[Tensor](), Random(0)  # all ranks draw alike
 
     def begin_round(self, anchor: Tensor) -> None:
         """A new anchor was merged.
@@ -36,26 +37,26 @@ class RuleHook(StepHook):
             anchor: fp32 [P] on the CPU, which stays as it is until the next one; copied where the model is elsewhere.
         """
         if self._rule.reads_anchor:
-            self._anchor = anchor.to(self._parameters[0].device)
+            views = zip(self._layout.views(anchor), self._parameters, strict=True)
+            self._anchors = [own_rows(view, parameter).to(parameter.device) for view, parameter in views]
 
     @torch.no_grad()
     def on_clipped(self) -> None:
-        for gradient, local, anchor in self._trained():
-            self._rule.on_gradient(gradient, local, anchor)
+        for gradient, parameter, anchor in self._trained():
+            self._rule.on_gradient(gradient, parameter, anchor)
 
     @torch.no_grad()
     def after_step(self, lr: float) -> None:
         times = self._rule.times(self._draws)
-        for _, local, anchor in self._trained():
+        for _, parameter, anchor in self._trained():
             for _ in range(times):
-                self._rule.after_step(local, anchor, lr)
+                self._rule.after_step(parameter, anchor, lr)
 
     def _trained(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """(gradient, parameter, its anchor) of each parameter with a gradient, as vectors."""
-        anchors = self._layout.views(self._anchor)
-        for parameter, anchor in zip(self._parameters, anchors, strict=True):
+        """(gradient, parameter, its anchor) of each parameter with a gradient, as vectors of what this rank holds."""
+        for parameter, anchor in zip(self._parameters, self._anchors, strict=True):
             if parameter.grad is not None:
-                yield parameter.grad.view(-1), parameter.view(-1), anchor.view(-1)
+                yield local(parameter.grad).view(-1), local(parameter).view(-1), anchor.view(-1)
 
 
 class SpiderHook(StepHook):
@@ -67,8 +68,7 @@ class SpiderHook(StepHook):
 
     def __init__(self, model: nn.Module, layout: FlatLayout) -> None:
         named = dict(model.named_parameters())
-        self._layout, self._spider = layout, Spider()
-        self._parameters = [named[name] for name in layout.names]
+        self._spider, self._parameters = Spider(), [named[name] for name in layout.names]
 
     def begin_round(self, anchor: Tensor) -> None:  # noqa: ARG002
         """The next step begins with its own gradient again."""
@@ -76,7 +76,7 @@ class SpiderHook(StepHook):
 
     @torch.no_grad()
     def on_gradient(self, backward: Callable[[], object]) -> None:
-        gradient, local = self._gradient(), torch.cat([parameter.flatten() for parameter in self._parameters])
+        gradient, here = self._gradient(), torch.cat([local(parameter).flatten() for parameter in self._parameters])
 
         def gradient_at(there: Tensor) -> Tensor:
             self._move_to(there)
@@ -84,27 +84,34 @@ class SpiderHook(StepHook):
                 parameter.grad = None
             with torch.enable_grad():
                 backward()
-            self._move_to(local)
+            self._move_to(here)
             return self._gradient()
 
-        self._spider.on_gradient(gradient, local, local, gradient_at)
-        for parameter, view in zip(self._parameters, self._layout.views(gradient), strict=True):
+        self._spider.on_gradient(gradient, here, here, gradient_at)
+        for parameter, values in self._cut(gradient):
             if parameter.grad is not None:
-                parameter.grad.copy_(view)
+                local(parameter.grad).copy_(values)
 
     def forget(self) -> None:
         self._spider.begin_round()
 
     def _gradient(self) -> Tensor:
-        """fp32 [P], zeros for what has none."""
+        """fp32, of all that this rank holds; zeros for what has none."""
         return torch.cat([
-            torch.zeros_like(parameter).flatten() if parameter.grad is None else parameter.grad.flatten()
+            torch.zeros_like(local(parameter)).flatten() if parameter.grad is None else local(parameter.grad).flatten()
             for parameter in self._parameters
         ])  # fmt: skip
 
+    def _cut(self, flat: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """(parameter, its values) of a vector of all that this rank holds."""
+        owned = [local(parameter) for parameter in self._parameters]
+        values = torch.split(flat, [own.numel() for own in owned])
+        shaped = (one.view(own.shape) for one, own in zip(values, owned, strict=True))
+        return zip(self._parameters, shaped, strict=True)
+
     def _move_to(self, flat: Tensor) -> None:
-        for parameter, view in zip(self._parameters, self._layout.views(flat), strict=True):
-            parameter.copy_(view)
+        for parameter, values in self._cut(flat):
+            local(parameter).copy_(values)
 
 
 class ReplayHook(SpiderHook):

@@ -18,7 +18,7 @@ MOMENT_BYTES = 8  # two of Adam, fp32
 MOMENT_BYTES_8BIT = 2
 # Of a parameter in RAM: shared with the agent are anchor, momentum and snapshot; base and a scratch are the trainer's.
 SHARED_BYTES, BASE_BYTES = 12, 8
-CARD_COPY_BYTES = 8  # on a card with memory of its own: what a merge brings there
+CARD_COPY_BYTES = 8  # on the only card of a peer, if it has memory of its own: what a merge brings there
 SAVED_PER_LAYER = 8  # vectors of a token: norms, attention and feed-forward keep more
 LOGITS_KEPT = 2  # times fp32: logits and their gradient
 _GIB = 2**30
@@ -46,13 +46,14 @@ class ModelSize:
 
 @dataclass(frozen=True, kw_only=True)
 class Footprint:
-    """The least bytes that training takes.
+    """The least bytes that training takes: of one device, or of all of a peer's that use the same memory.
 
     Attributes:
         parameters: of the model.
-        training: weights, gradients, moments and what the local rule keeps, on the device.
+        training: weights, gradients, moments and what the local rule keeps, on the device; its part of them, where the
+            devices share a model.
         activations: of one micro-batch until its backward pass, on the device.
-        agent: in RAM, the shared state and the trainer's copy of the anchor.
+        agent: in RAM, the shared state and the trainer's copy of the anchor: once for a peer.
     """
 
     parameters: int
@@ -66,8 +67,9 @@ class Footprint:
     ) -> Footprint:
         """Of a model that learns from so many tokens in one forward pass."""
         moment_bytes = MOMENT_BYTES_8BIT if compute.eight_bit else MOMENT_BYTES
-        copies = CARD_COPY_BYTES if device.type == "cuda" else 0
-        ranks, training = compute.ranks, size.trained * (WEIGHT_BYTES + moment_bytes + copies + rule_bytes[0])
+        ranks = compute.ranks
+        copies = CARD_COPY_BYTES if device.type == "cuda" and ranks.count == 1 else 0
+        training = size.trained * (WEIGHT_BYTES + moment_bytes + copies + rule_bytes[0])
         share = ranks.count if ranks.sharded else 1
         here = ranks.count if device.type == "cpu" else 1  # that use the same memory
         return cls(

@@ -6,14 +6,17 @@ Source: Jordan et al. 2024, "Muon: an optimizer for hidden layers"; the scale of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from peer.outer.optim.every_step import ITERATIONS, NEWTON_SCHULZ, UPDATE_RMS
+from peer.train.ranks import whole
+from peer.train.sharding import held, local, own_rows
 
 
 def orthogonalise(matrices_brc: Tensor, iterations: int = ITERATIONS) -> Tensor:
@@ -41,8 +44,10 @@ class MuonMatrices:
     """Muon's state and step for equally shaped matrices.
 
     Attributes:
-        weights: fp32 [r, c] each, changed in place.
+        weights: fp32 [r, c] each, changed in place. Where ranks share them, each rank keeps the momentum of its rows;
+            all gather a matrix at a time, orthogonalise it, and change their own rows.
         weight_decay: decoupled, as in AdamW.
+        buffer_brc: momentum, of the rows that this rank holds.
     """
 
     weights: Sequence[Tensor]
@@ -51,16 +56,24 @@ class MuonMatrices:
     buffer_brc: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        self.buffer_brc = torch.zeros(len(self.weights), *self.weights[0].shape, device=self.weights[0].device)
+        first = local(self.weights[0])
+        self.buffer_brc = torch.zeros(len(self.weights), *first.shape, device=first.device)
 
     def step(self, gradients: Sequence[Tensor], lr: float) -> None:
         """m <- beta m + g; w <- (1 - lr wd) w - lr .2 sqrt(max(r, c)) orthogonalise(g + beta m)."""
-        stacked = torch.stack(list(gradients))
+        stacked = torch.stack([local(gradient) for gradient in gradients])
         self.buffer_brc.mul_(self.momentum).add_(stacked)
-        steps = orthogonalise(stacked.add_(self.buffer_brc, alpha=self.momentum))
-        scale = lr * UPDATE_RMS * max(steps.shape[-2:]) ** 0.5
+        steps = self._orthogonal(stacked.add_(self.buffer_brc, alpha=self.momentum))
+        scale = lr * UPDATE_RMS * max(self.weights[0].shape) ** 0.5
         for weight, step in zip(self.weights, steps, strict=True):
-            weight.mul_(1.0 - lr * self.weight_decay).sub_(step, alpha=scale)
+            local(weight).mul_(1.0 - lr * self.weight_decay).sub_(step, alpha=scale)
+
+    def _orthogonal(self, own_brc: Tensor) -> Iterable[Tensor]:
+        """The rows of this rank of each orthogonalised matrix."""
+        if not isinstance(self.weights[0], DTensor):
+            return orthogonalise(own_brc)
+        pairs = zip(own_brc, self.weights, strict=True)
+        return (own_rows(orthogonalise(whole(held(own, weight))[None])[0], weight) for own, weight in pairs)
 
 
 class MuonAdamW:
@@ -95,8 +108,9 @@ class MuonAdamW:
     def momentum(self) -> dict[Tensor, Tensor]:
         """Muon's buffer of each matrix, as a view."""
         return {
-            member: stack.buffer_brc[index] for members, stack in self._stacks for index, member in enumerate(members)
-        }
+            member: held(buffer, member)
+            for members, stack in self._stacks for member, buffer in zip(members, stack.buffer_brc, strict=True)
+        }  # fmt: skip
 
     def step(self) -> None:
         """One step of both along the parameters' gradients."""

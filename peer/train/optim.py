@@ -13,7 +13,7 @@ from peer.protocol.manifest import InnerSpec
 from peer.train.adam8bit import AdamW8bit
 from peer.train.gradient import KeptGradient
 from peer.train.muon import MuonAdamW
-from peer.train.sharding import as_parameter, is_sharded, local
+from peer.train.sharding import as_parameter, local
 
 _FIELDS = {"adamw": ("exp_avg", "exp_avg_sq", "step"), "muon": ("momentum_buffer",), "sgd": ()}
 FUSED_DEVICES = ("cuda", "mps")
@@ -31,10 +31,6 @@ def build_optimizer(model: nn.Module, inner: InnerSpec, eight_bit: bool = False)
     """
     if eight_bit and inner.optimizer not in (None, "adamw"):
         raise UserError(f"adam_8bit=True: the run trains with {inner.optimizer}", "leave it off")
-    if is_sharded(model) and (eight_bit or inner.optimizer == "muon"):
-        name = "adam_8bit" if eight_bit else "the muon of this run"
-        what = f"sharding=fsdp: {name} needs whole matrices on each device"
-        raise UserError(what, "use --sharding ddp" + (", or leave --adam-8bit off" if eight_bit else ""))
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     if inner.optimizer == "sgd":
         return torch.optim.SGD(named, lr=inner.learning_rate)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from peer.outer.state.flat_layout import FlatLayout
 from peer.train.ranks import Ranks
-from peer.train.sharding import gather_no_more
+from peer.train.sharding import gather_no_more, local
 
 
 class RankPart:
@@ -21,9 +21,12 @@ class RankPart:
 
     Args:
         model: on its device; sharded already where it is to be.
+        values: by name what this rank holds of each parameter; None: the parameters themselves.
     """
 
-    def __init__(self, layout: FlatLayout, model: nn.Module, ranks: Ranks) -> None:
+    def __init__(
+        self, layout: FlatLayout, model: nn.Module, ranks: Ranks, values: Mapping[str, Tensor] | None = None
+    ) -> None:
         self._ranks, self._model = ranks, model
         named = dict(model.named_parameters())
         self._held: list[tuple[int, Tensor]] = []
@@ -32,9 +35,9 @@ class RankPart:
             if isinstance(parameter, DTensor):
                 rows = -(-shape[0] // ranks.count)
                 offset += min(ranks.rank * rows, shape[0]) * math.prod(shape[1:])
-                parameter = parameter.to_local()
-            assert parameter.is_contiguous(), f"{name} is not contiguous"
-            self._held.append((offset, parameter.view(-1)))
+            own = local(parameter) if values is None else values[name]
+            assert own.is_contiguous(), f"{name} is not contiguous"
+            self._held.append((offset, own.view(-1)))
 
     @torch.no_grad()
     def read(self, out: Tensor, start: int) -> None:

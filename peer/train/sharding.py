@@ -44,13 +44,26 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def as_parameter(tensor: Tensor, parameter: Tensor) -> Tensor:
-    """A copy of a whole tensor, fp32, placed as a parameter of its shape is."""
+def own_rows(whole: Tensor, parameter: Tensor) -> Tensor:
+    """What this rank holds of a whole tensor of a parameter's shape; a view."""
     if not isinstance(parameter, DTensor):
-        return tensor.to(parameter.device, torch.float32, copy=True)
+        return whole
     mesh = parameter.device_mesh
-    rows = -(-len(tensor) // mesh.size())
-    own = tensor[mesh.get_local_rank() * rows :][:rows].to(parameter.device, torch.float32, copy=True)
+    rows = -(-len(whole) // mesh.size())
+    return whole[mesh.get_local_rank() * rows :][:rows]
+
+
+def held(own: Tensor, parameter: Tensor) -> Tensor:
+    """What this rank holds, as its part of a tensor of a parameter's shape; of a whole parameter as it is."""
+    if not isinstance(parameter, DTensor):
+        return own
     return DTensor.from_local(
-        own, mesh, parameter.placements, run_check=False, shape=tensor.shape, stride=tensor.contiguous().stride()
-    )
+        own, parameter.device_mesh, parameter.placements, run_check=False, shape=parameter.shape,
+        stride=parameter.stride(),
+    )  # fmt: skip
+
+
+def as_parameter(tensor: Tensor, parameter: Tensor) -> Tensor:
+    """A copy of a tensor of a parameter's shape, whole or held as that is: in fp32, held as that is."""
+    own = local(tensor) if isinstance(tensor, DTensor) else own_rows(tensor, parameter)
+    return held(own.to(parameter.device, torch.float32, copy=True), parameter)

@@ -196,7 +196,10 @@ class Trainer:
         for micro in micros:
             losses.append(self._loss.backward(micro.to(self._device), batch.tokens, scale))
             self._computed += micro.tokens
-            if not limit.allows_another():
+            late = not limit.allows_another()
+            if self._ranks.sharded:  # all make the same micro-batches: each gathers from all
+                late = any(self._ranks.largest([late]))
+            if late:
                 break
         limit.end()
         return torch.stack(losses).sum()

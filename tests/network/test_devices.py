@@ -90,18 +90,17 @@ def test_two_ranks_train_as_one_peer(tmp_path: Path, start: Callable[..., Joined
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("before", "after"), [((), "fsdp"), (("--sharding", "fsdp"), "ddp")])
+@pytest.mark.parametrize(("before", "after"), [((), "fsdp"), (("--devices", "cpu:4", "--sharding", "fsdp"), "ddp")])
 def test_a_peer_resumes_with_another_number_of_devices(
     tmp_path: Path, start: Callable[..., JoinedPeer], before: tuple[str, ...], after: str
 ) -> None:
     node = bootstrap(tmp_path / "run", total=100000)
-    many = ("--devices", "cpu:2")
-    peer = start(node.address, "alice", "--save-steps", "5", *(many if before else ()), *before)
+    peer = start(node.address, "alice", "--save-steps", "5", *before)
     peer.wait_for(lambda: peer.step > 12)
     peer.signal(signal.SIGINT)
     assert peer.process.wait(60) == 0, peer.log_text()
     stopped = peer.step
-    again = start(node.address, "alice", "--resume-from-checkpoint", *many, "--sharding", after)
+    again = start(node.address, "alice", "--resume-from-checkpoint", "--devices", "cpu:2", "--sharding", after)
     again.wait_for(lambda: again.step > stopped + 3)
     steps = {int(event["step"]): float(event["loss"]) for event in again.events("step")}
     assert sorted(steps) == list(range(1, len(steps) + 1))  # none is left out
@@ -162,15 +161,20 @@ def goes_on(peer: JoinedPeer) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("recipe", [
-    "name: streaming-diloco, schedule: {num_fragments: 2}", "name: noloco", "name: ddp",
+@pytest.mark.parametrize(("recipe", "sharding"), [
+    ("name: streaming-diloco, schedule: {num_fragments: 2}", "ddp"), ("name: noloco", "ddp"), ("name: ddp", "ddp"),
+    ("name: ddp", "fsdp"), ("name: demo", "fsdp"), ("name: dropcompute, straggler: {tau_s: 1.0}", "fsdp"),
 ])  # fmt: skip
-def test_recipes_on_two_devices(tmp_path: Path, start: Callable[..., JoinedPeer], recipe: str) -> None:
-    text = MANIFEST.format(hidden=16, recipe=recipe, steps=1 if "ddp" in recipe else 6, wait=2.0, total="")
+def test_recipes_on_two_devices(
+    tmp_path: Path, start: Callable[..., JoinedPeer], recipe: str, sharding: str
+) -> None:
+    every_step = any(name in recipe for name in ("ddp", "demo", "dropcompute"))
+    text = MANIFEST.format(hidden=16, recipe=recipe, steps=1 if every_step else 6, wait=2.0, total="")
     if "noloco" in recipe:
         text = text.replace("identity_work: 0", "identity_work: 0, mode: private")
     node = BootstrapProcess(tmp_path / "run", text.replace("hidden_layers: 1", "hidden_layers: 2"))
-    pair, single = start(node.address, "pair", "--devices", "cpu:2"), start(node.address, "single")
+    pair = start(node.address, "pair", "--devices", "cpu:2", "--sharding", sharding)
+    single = start(node.address, "single")
     for peer in (pair, single):
         peer.wait_for(lambda peer=peer: len(peer.committed) >= 6, 200.0)
     for peer in (pair, single):

@@ -80,10 +80,13 @@ def _step(peer: Any, batch: Any) -> float:
         ("name: diloco", False, True), ("name: diloco", True, True),
         pytest.param("name: diloco", True, False, marks=pytest.mark.long),
         pytest.param("name: fedprox, local: {mu: 2.0}", False, False, marks=pytest.mark.long),
+        pytest.param("name: fedprox, local: {mu: 2.0}", True, True, marks=pytest.mark.long),
         pytest.param("name: fedglomo", False, True, marks=pytest.mark.long),
+        pytest.param("name: fedglomo", True, False, marks=pytest.mark.long),
     ],
-    ids=["ddp", "fsdp", "fsdp, two machines", "a rule that reads the anchor, two machines", "a second trajectory"],
-)
+    ids=["ddp", "fsdp", "fsdp, two machines", "a rule that reads the anchor, two machines",
+         "fsdp, a rule that reads the anchor", "a second trajectory", "fsdp, a second trajectory, two machines"],
+)  # fmt: skip
 def test_two_ranks_live_as_one(tmp_path: Path, descriptor: int, recipe: str, sharded: bool, near: bool) -> None:
     alone = lived(tmp_path, descriptor, recipe)
     assert alone is not None

@@ -46,13 +46,6 @@ def test_a_volunteer_chooses_how_and_the_manifest_what():
     )
 
 
-@pytest.mark.parametrize("recipe", ["ddp", "dropcompute", "fedprox"])
-def test_a_recipe_whose_ranks_do_not_step_alike_is_not_sharded(recipe):
-    of_recipe = manifest(recipe={"name": recipe})
-    with pytest.raises(UserError, match=f"recipe {recipe} changes each step, which needs the whole model"):
-        compute_of(load_settings({"sharding": "fsdp", "device": "cpu"}, None, {}), of_recipe, Ranks(0, 2, sharded=True))
-
-
 def test_two_precisions_are_one_too_many():
     with pytest.raises(UserError, match="bf16=True and fp16=True"):
         check_hardware(load_settings({"bf16": True, "fp16": True, "device": "cpu"}, None, {}))
@@ -85,6 +78,9 @@ def test_what_a_step_is_and_takes_is_one_line(monkeypatch):
     assert line.startswith("a step: 8 sequences of 128 tokens in 3 micro-batches of 3, bf16 on cpu; needs at least 0.0")
     assert " of 4.00 GiB free on cpu" in line
     assert "micro" not in plan_in_words(manifest(), SIZE, CPU, Compute(micro_batch=8))
+    several = Compute(micro_batch=2, ranks=Ranks(0, 2, sharded=True))
+    line = plan_in_words(manifest(), SIZE, CPU, several)
+    assert "8 sequences of 128 tokens, 4 on each of 2 devices in 2 micro-batches of 2, fp32" in line
 
 
 class Progress:

@@ -7,6 +7,7 @@ from peer.errors import UserError
 from peer.train.compute import Compute
 from peer.train.memory import Footprint, ModelSize, activation_bytes, check_memory
 from peer.train.model import measure_model
+from peer.train.ranks import Ranks
 from tests.train.test_compute import trained
 from tests.train.tiny import SPEC
 
@@ -37,6 +38,29 @@ def test_a_model_must_fit_with_its_moments_and_its_agent():
 
 def test_moments_of_one_byte_take_a_quarter():
     assert footprint().training - footprint(eight_bit=True).training == 6 * MILLION
+
+
+@pytest.mark.parametrize("count", [2, 4, 8])
+def test_several_devices_share_a_model_or_have_it_each_beside_one_outer_state(count):
+    alone = footprint(CUDA)
+    copies, parts = (footprint(CUDA, ranks=Ranks(0, count, sharded)) for sharded in (False, True))
+    assert copies.training == 16 * MILLION  # weights, gradients and two moments
+    assert parts.training == 16 * MILLION // count
+    assert alone.training == 24 * MILLION  # with what a merge brings to the only card
+    assert alone.agent == copies.agent == parts.agent == 20 * MILLION
+    assert alone.activations == copies.activations == parts.activations
+    assert footprint(CUDA, ranks=Ranks(0, count, True), eight_bit=True).training == 10 * MILLION // count
+    copies, parts = (footprint(ranks=Ranks(0, count, sharded)) for sharded in (False, True))
+    assert (copies.training, parts.training) == (count * 16 * MILLION, 16 * MILLION)  # all of them are in RAM
+    assert copies.activations == parts.activations == count * footprint().activations
+    assert copies.agent == parts.agent == 20 * MILLION
+    enough = 16 * MILLION // count + alone.activations
+    of_parts = footprint(CUDA, ranks=Ranks(0, count, True))
+    of_parts.check(CUDA, {CUDA: enough, CPU: 20 * MILLION}.__getitem__)
+    with pytest.raises(UserError, match="free on cuda:0"):
+        of_parts.check(CUDA, {CUDA: enough - 1, CPU: GIB}.__getitem__)
+    with pytest.raises(UserError, match="free on cuda:0"):
+        footprint(CUDA, ranks=Ranks(0, count)).check(CUDA, {CUDA: enough, CPU: GIB}.__getitem__)
 
 
 def test_what_will_be_used_is_said_with_what_is_free():

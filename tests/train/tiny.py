@@ -20,8 +20,8 @@ SPEC = ModelSpec(
 )
 
 
-def tiny_model(seed: int = 7) -> PreTrainedModel:
-    return build_model(SPEC, 259, seed)
+def tiny_model(seed: int = 7, **config: object) -> PreTrainedModel:
+    return build_model(SPEC.model_copy(update={"config": {**SPEC.config, **config}}), 259, seed)
 
 
 def random_batches(count: int, rows: int = 2, tokens: int = 9) -> list[Tensor]:

@@ -115,6 +115,8 @@ class PeerSettings(BaseModel):
     gradient_checkpointing: bool = Field(
         False, description="compute layers again in the backward pass: less memory, a third more work")
     adam_8bit: bool = Field(False, description="keep AdamW's moments in one byte each")
+    load_in_4bit: bool = Field(
+        False, description="keep the base of an adapter in 4 bits on a CUDA card (pip install '.[bitsandbytes]')")
     attn_implementation: Literal["auto", "sdpa", "flash_attention_2", "eager"] = Field(
         "auto", description="how attention is computed; auto: the best that the architecture has")
     host_maddrs: HostAddresses = Field(("/ip4/0.0.0.0/tcp/0",), description="where to listen; port 0: any free port")

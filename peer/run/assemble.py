@@ -40,6 +40,7 @@ from peer.run.shared_model import SharedModel, local_anchor, of_all_ranks, repli
 from peer.settings import PeerSettings
 from peer.train.compute import Compute, prepare
 from peer.train.compute_limit import ComputeLimit
+from peer.train.four_bit import in_four_bits
 from peer.train.gradient import KeptGradient
 from peer.train.model import check_trains, measure_model
 from peer.train.optim import Optimizer, build_optimizer
@@ -161,6 +162,8 @@ def _placed_model(
     """
     manifest, recipe, ranks = plan.manifest, plan.recipe, compute.ranks
     model = build_initial_model(manifest, tokenizer)
+    if compute.four_bit:
+        model = in_four_bits(model, manifest.model, device, compute.precision)
     numel, kept = FlatLayout.of(model).numel, kept_beside(recipe)
     resumed = read_resumed(settings, manifest, numel, recipe.optimizer.num_buffers, kept)
     shared = share(agent, model, recipe, resumed)

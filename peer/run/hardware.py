@@ -13,6 +13,7 @@ from peer.run.devices import device_names
 from peer.settings import PeerSettings
 from peer.train.compute import Compute
 from peer.train.compute_limit import micro_batch_of
+from peer.train.four_bit import check_four_bit
 from peer.train.memory import NO_RULE, Footprint, ModelSize, RuleBytes
 from peer.train.precision import Precision, allow_tf32, autocast
 from peer.train.ranks import ALONE, Ranks
@@ -28,11 +29,13 @@ def compute_of(settings: PeerSettings, manifest: RunManifest, ranks: Ranks = ALO
     """The choices of this peer; each of its ranks makes no more sequences at a time than it has of a step.
 
     Raises:
-        UserError: more devices than a step has sequences.
+        UserError: more devices than a step has sequences, or a base that cannot be in 4 bits.
     """
     if ranks.count > (sequences := manifest.inner.batch_sequences):
         what = f"{ranks.count} devices: a step of this run has {sequences} sequences, so some would have none"
         raise UserError(what, f"name at most {sequences} with --devices, or start several peers")
+    if settings.load_in_4bit:
+        check_four_bit(manifest.model, first_device(settings), ranks.count)
     step, timeout = ranks.rows(sequences), resolve(manifest.recipe).straggler.timeout
     return Compute(
         ranks=ranks,
@@ -42,6 +45,7 @@ def compute_of(settings: PeerSettings, manifest: RunManifest, ranks: Ranks = ALO
         compiled=settings.torch_compile,
         checkpointing=settings.gradient_checkpointing,
         eight_bit=settings.adam_8bit,
+        four_bit=settings.load_in_4bit,
         attention=None if settings.attn_implementation == "auto" else settings.attn_implementation,
     )
 

@@ -1,4 +1,4 @@
-"""How a peer computes its steps on the hardware it has; none of it changes what is computed."""
+"""How a peer computes its steps on the hardware it has; what is computed is the same, but for rounding."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ class Compute:
         compiled: by torch.compile.
         checkpointing: keep the inputs of layers alone, and compute the rest again in the backward pass.
         eight_bit: moments of one byte each.
+        four_bit: the base of an adapter in 4 bits.
         attention: an implementation by transformers' name; None: the best that the architecture has.
         ranks: that make each step together.
     """
@@ -40,6 +41,7 @@ class Compute:
     compiled: bool = False
     checkpointing: bool = False
     eight_bit: bool = False
+    four_bit: bool = False
     attention: str | None = None
     ranks: Ranks = ALONE
 

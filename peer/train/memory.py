@@ -14,6 +14,7 @@ from peer.train.loss import chunk_bytes
 
 WEIGHT_BYTES = 8  # of a parameter: fp32 weight and gradient
 FROZEN_BYTES = 4  # of a parameter of the base that an adapter stands on
+PACKED_BITS = 4.127  # of one in 4 bits: blocks of 64 have a scale of one byte, 256 scales one of fp32
 MOMENT_BYTES = 8  # two of Adam, fp32
 MOMENT_BYTES_8BIT = 2
 # Of a parameter in RAM: shared with the agent are anchor, momentum and snapshot; base and a scratch are the trainer's.
@@ -74,7 +75,7 @@ class Footprint:
         here = ranks.count if device.type == "cpu" else 1  # that use the same memory
         return cls(
             parameters=size.parameters,
-            training=here * (training + FROZEN_BYTES * size.frozen) // share,
+            training=here * (training + frozen_bytes(size, compute.four_bit)) // share,
             activations=here * activation_bytes(size, tokens, device, compute),
             agent=size.trained * (SHARED_BYTES + BASE_BYTES + rule_bytes[1]),
         )
@@ -114,6 +115,12 @@ class Footprint:
             f"({self.training / _GIB:.2f} weights, gradients and moments, {self.activations / _GIB:.2f} activations"
             f"{'' if own else ', ' + agent}){more}"
         )
+
+
+def frozen_bytes(size: ModelSize, four_bit: bool) -> int:
+    """Of the base that an adapter stands on; in 4 bits its embeddings stay as they are."""
+    whole = min(size.frozen, size.vocab_size * size.hidden_size) if four_bit else size.frozen
+    return FROZEN_BYTES * whole + int(PACKED_BITS / 8 * (size.frozen - whole))
 
 
 def activation_bytes(size: ModelSize, tokens: int, device: torch.device, compute: Compute) -> int:

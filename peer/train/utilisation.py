@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from peer.system.clock import Clock
 from peer.system.resources import resident_memory
+from peer.train.four_bit import count_values
 from peer.train.precision import Precision
 
 T = TypeVar("T")
@@ -40,7 +41,7 @@ def flops_per_token(model: PreTrainedModel, sequence_length: int) -> float:
     multiplying = 0.0
     for name, parameter in model.named_parameters():
         if id(parameter) not in tables:
-            multiplying += parameter.numel() * (chosen / experts if ".experts." in name else 1.0)
+            multiplying += count_values(parameter) * (chosen / experts if ".experts." in name else 1.0)
     layers, width = (getattr(text, key, 0) or 0 for key in ("num_hidden_layers", "hidden_size"))
     return 6.0 * multiplying + 6.0 * layers * width * sequence_length
 

@@ -102,6 +102,8 @@ IN_THE_SWARM = {
         ("a model of 1340050.3M parameters needs 44928.69 GiB", "GiB free", "smaller model")),
     "device that is not there": (
         _nothing, "<live> --device cuda:9", ("device='cuda:9' is not available: this torch sees", "use auto, cpu")),
+    "base in 4 bits of a model that trains whole": (
+        _nothing, "<live> --load-in-4bit", ("load_in_4bit=True: this run trains the whole model", "leave it off")),
     "checkpoint of another run": (
         _foreign_checkpoint, "<live> --resume-from-checkpoint <here>/old/checkpoint-3",
         ("belongs to run ffffffffffffffff, not <run>", "without --resume-from-checkpoint")),

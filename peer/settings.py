@@ -141,6 +141,8 @@ class PeerSettings(BaseModel):
         (), description="tasks of lm-eval to score the model on, such as hellaswag (pip install '.[eval]')")
     eval_tasks_every_rounds: Count = Field(100, ge=1, description="rounds between these scores")
     eval_tasks_limit: Count = Field(100, ge=1, le=1_000_000, description="documents of a task used each time")
+    eval_tasks_device: str = Field(
+        "cpu", pattern=DEVICE_PATTERN, description="where they are computed, in a process of low priority")
     eval_task_folder: UserPath | None = Field(None, description="folder of tasks of your own (YAML)")
     drain_s: float = Field(
         0.0, ge=0.0, le=3600.0, description="seconds after a stop signal in which a round that is near is still made")

@@ -167,7 +167,7 @@ class RankProcesses:
                 before, since = counts, time.monotonic()
             hung = self._arrivals.last() if time.monotonic() - since > self._hung_s else None
             if ended:
-                how = _ended(self._processes[ended[0] - 1].returncode)
+                how = how_it_ended(self._processes[ended[0] - 1].returncode)
                 return self._end_peer(f"rank {ended[0]} on {self.devices[ended[0]]} {how}{self._last(ended[0])}")
             if hung is not None:
                 held = f"has made no progress for {self._hung_s:.0f} s while the others wait for it"
@@ -216,7 +216,8 @@ def torchrun_device(environ: Mapping[str, str]) -> str:
     return f"cuda:{environ['LOCAL_RANK']}" if torch.cuda.is_available() else "cpu"
 
 
-def _ended(code: int) -> str:
+def how_it_ended(code: int) -> str:
+    """In words, by the exit code of a child; a negative one is a signal."""
     if code >= 0:
         return f"ended with exit code {code}"
     with contextlib.suppress(ValueError):

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import sys
 from collections.abc import Callable, Iterator
 
 from peer.checkpoint.writer import CheckpointWriter
 from peer.data.batches import DataState
-from peer.errors import UserError
 from peer.link.messages import Anchor, LivePeers, Message, Notice, RoundEnded, Saved
 from peer.link.supervisor import AgentGoneError
 from peer.outer.record import RoundRecord
@@ -18,7 +16,8 @@ from peer.run.assemble import Peer
 from peer.run.checkpointing import Inner, Saving, inner_half
 from peer.run.figures import TrainerReport
 from peer.run.resume import checkpoint_folder
-from peer.run.tasks import score
+from peer.run.task_scores import TaskScores
+from peer.run.tasks import Scores
 from peer.telemetry.console import LiveSwarm
 from peer.telemetry.metrics import MetricsFile
 from peer.telemetry.status import PeerRow, write_status
@@ -68,7 +67,7 @@ class PeerHooks:
         self.records: list[RoundRecord] = []
         self.validation: list[tuple[int, float]] = []
         self.seconds_training = 0.0
-        self._scored = 0
+        self._tasks = TaskScores(peer, self._note_scores) if peer.settings.eval_tasks else None
 
     @property
     def stop_requested(self) -> bool:
@@ -88,8 +87,8 @@ class PeerHooks:
         validated = self.validation[-1][0] if self.validation else None
         if every and sync.round != validated and sync.round % every == 0:
             self.validate(settings.eval_sequences)
-        if settings.eval_tasks and sync.round != self._scored and sync.round % settings.eval_tasks_every_rounds == 0:
-            self.score_tasks()
+        if self._tasks is not None:
+            self._tasks.after_step()
         if settings.save_steps and sync.step % settings.save_steps == 0:
             self._saving.ask_in_passing(sync.step)
         if self._hours is not None and not self._hours.now():
@@ -137,19 +136,11 @@ class PeerHooks:
         )
         return loss
 
-    def score_tasks(self) -> None:
-        """The scores of what the run yields on the tasks of lm-eval; training continues where there are none."""
-        peer, settings, self._scored = self._peer, self._peer.settings, self._peer.sync.round
-        try:
-            with self._result_in_model(), contextlib.redirect_stdout(sys.stderr):
-                found = score(peer.model, peer.text.tokenizer, settings.eval_tasks, settings.eval_task_folder,
-                              settings.eval_tasks_limit)  # fmt: skip
-        except UserError as error:
-            log.warning("no scores at round %d: %s", self._scored, error.what)
-            return
+    def _note_scores(self, round: int, step: int, found: Scores) -> None:
         named = {f"{task}/{name}": value for task, scores in found.items() for name, value in scores.items()}
-        self._metrics.write("tasks", round=self._scored, step=peer.sync.step, **named)
-        self._live.note(", ".join(f"{name} {value:.4f}" for name, value in named.items() if "stderr" not in name))
+        self._metrics.write("tasks", round=round, step=step, **named)
+        shown = ", ".join(f"{name} {value:.4f}" for name, value in named.items() if "stderr" not in name)
+        self._live.note(f"round {round}: {shown}")
 
     @contextlib.contextmanager
     def _result_in_model(self) -> Iterator[None]:
@@ -171,7 +162,9 @@ class PeerHooks:
         self._saving.last(sync.step, 4 * mapped.numel * (1 + mapped.num_buffers), lambda s: sync.poll(timeout_s=s))
 
     def close(self) -> bool:
-        """Finish the checkpoint that is being written; whether the last one that was tried stands."""
+        """End the scoring of tasks, finish the checkpoint under way; whether the last one that was tried stands."""
+        if self._tasks is not None:
+            self._tasks.close()
         self._saving.close()
         return self._saving.complete
 

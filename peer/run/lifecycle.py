@@ -31,7 +31,7 @@ from peer.run.limits import DOES_NOT_FIT, await_hours, limits_in_words, limits_o
 from peer.run.rented import detect_announce_maddrs, detect_direct_port
 from peer.run.resume import checkpoint_folder
 from peer.run.run_file import keep_manifest
-from peer.run.tasks import check_installed
+from peer.run.tasks import check_tasks
 from peer.settings import PeerSettings
 from peer.system.exit_signals import ending_signals
 from peer.system.finding import Finding
@@ -42,7 +42,7 @@ from peer.telemetry.course import Course
 from peer.telemetry.metrics import MetricsFile
 from peer.telemetry.trackers import RunLabels, Trackers
 from peer.telemetry.write_guard import WriteGuard
-from peer.train.device import set_threads
+from peer.train.device import pick_device, set_threads
 from peer.train.evaluate import sample_text
 from peer.train.loop import train
 from peer.train.orders import RankOrder
@@ -138,7 +138,8 @@ def _leave(agent: AgentProcess) -> None:
 
 def _prepare(settings: PeerSettings, addresses: Sequence[PeerAddress], identity_path: Path) -> Start:
     if settings.eval_tasks:
-        check_installed()
+        check_tasks(settings.eval_task_folder)
+        pick_device(settings.eval_tasks_device)
     set_threads(settings.torch_threads)
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     return start_message(settings, addresses, identity_path)

@@ -19,14 +19,16 @@ Scores = dict[str, dict[str, float]]
 BATCH = 8
 
 
-def check_installed() -> None:
-    """Raises UserError where lm-eval is not."""
+def check_tasks(folder: Path | None = None) -> None:
+    """Raises UserError where lm-eval is not installed, or the folder of further tasks is none."""
     try:
         found = importlib.util.find_spec("lm_eval")
     except ValueError:
         found = None
     if found is None:
         raise UserError("tasks need lm-eval, which is not installed", "pip install '.[eval]' in a clone")
+    if folder is not None and not folder.is_dir():
+        raise UserError(f"{folder} is no folder of tasks", "give one with YAML files of lm-eval")
 
 
 def score(
@@ -42,9 +44,7 @@ def score(
     Raises:
         UserError: not installed, no such task, or it failed of one.
     """
-    check_installed()
-    if folder is not None and not folder.is_dir():
-        raise UserError(f"{folder} is no folder of tasks", "give one with YAML files of lm-eval")
+    check_tasks(folder)
     lm_eval, training = importlib.import_module("lm_eval"), model.training
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     manager = _manager(tasks, folder)

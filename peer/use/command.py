@@ -194,9 +194,9 @@ def _evaluate(arguments: argparse.Namespace) -> int:
 
 
 def _score(arguments: argparse.Namespace) -> int:
-    from peer.run.tasks import check_installed, score
+    from peer.run.tasks import check_tasks, score
 
-    check_installed()
+    check_tasks(arguments.task_folder)
     trained = _opened(arguments)
     tasks = [name.strip() for name in arguments.tasks.split(",") if name.strip()]
     with contextlib.redirect_stdout(sys.stderr):  # what lm-eval prints on its way

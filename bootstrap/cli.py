@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from peer.errors import UserError
 from peer.system.exit_signals import exit_on_signals
+from peer.system.foreign_warnings import hush_deprecations
 from peer.system.private_files import make_files_private
 from peer.telemetry.process_log import StderrLog
 
@@ -78,6 +79,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> None:
     """Console entry: exit code 0 after Ctrl-C or SIGTERM, 1 when the node broke, 2 on a user's error."""
     exit_on_signals(0)
+    hush_deprecations()
     given = list(sys.argv[1:] if argv is None else argv)
     if given and given[0] in COMMANDS:
         _organise(given)

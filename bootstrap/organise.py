@@ -148,7 +148,7 @@ def _extend(arguments: argparse.Namespace) -> str:
     signer.decide(**changes)
     ends = [f"{signer.control.rounds_total:,} rounds"] if signer.control.rounds_total else []
     ends += [f"{signer.control.tokens_total:,} tokens"] if signer.control.tokens_total else []
-    return f"run {signer.manifest.name} ends with {' or '.join(ends)}, whichever comes first"
+    return f"run {signer.manifest.name} ends with {' or '.join(ends)}" + (", whichever comes first" if ends[1:] else "")
 
 
 def _announce(arguments: argparse.Namespace) -> str:

@@ -9,6 +9,7 @@ from importlib.metadata import version
 
 from peer.errors import UserError, did_you_mean
 from peer.system.exit_signals import exit_on_signals, interrupt_on_signals
+from peer.system.foreign_warnings import hush_deprecations
 
 INTERRUPTED = 130
 DESCRIPTION = "Train one language model together with people you share nothing with but the internet."
@@ -96,6 +97,7 @@ def _add_demo_command(commands: argparse._SubParsersAction[argparse.ArgumentPars
 def main(argv: Sequence[str] | None = None) -> None:
     """Console entry: 0 on success, 2 on a user's error, 130 when interrupted before training."""
     exit_on_signals(INTERRUPTED)
+    hush_deprecations()
     parser = build_parser()
     arguments, unknown = parser.parse_known_args(argv)
     arguments.argv = list(sys.argv[1:] if argv is None else argv)

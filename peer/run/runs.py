@@ -80,12 +80,13 @@ async def _row(node: Node, sealed: SealedManifest, folder: Path) -> dict[str, An
     from peer.swarm.observe.reader import look_up
 
     manifest, (control, directory) = sealed.manifest, await look_up(node, sealed, folder)
-    peers = list(directory.peers.values())
+    records = list(directory.peers.values())
+    peers = [record for record in records if record.state != "finished"]  # an archive is, too
     model = manifest.model.pretrained or manifest.model.architecture or "a script's"
     return {
         "run": manifest.name, "model": model, "recipe": manifest.recipe.name, "peers": len(peers),
         "tokens/s": round(sum(record.tokens_per_s for record in peers), 1), "loss": _mean_loss(peers),
-        "round": max((record.round for record in peers), default=0), "rounds": control.rounds_total,
+        "round": max((record.round for record in records), default=0), "rounds": control.rounds_total,
         "state": control.state,
         "entry": "invited" if manifest.trust.invited else manifest.trust.mode,
         "run_id": manifest.run_id, "organiser": sealed.organiser,

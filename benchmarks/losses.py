@@ -156,8 +156,8 @@ def row_of(recipe: str, seed: int, waits: bool, steps: int, length: int) -> Loss
     windows = load_windows(manifest, ())
     task = language_task(manifest, windows, seed)
     simulated = simulate(manifest, task, steps) if waits else None
-    with trained(text, manifest, task, steps, waits) as model:
-        real = evaluate(model, windows[1], len(windows[1]), 32)
+    with trained(text, manifest, task, steps, waits=waits) as members:
+        real = evaluate(anchored(members[0]), windows[1], len(windows[1]), 32)
     return LossRow(recipe=recipe, seed=seed, waits=waits, real=real, simulated=simulated)
 
 
@@ -211,9 +211,9 @@ class TrainedMember(Member):
 
 @contextmanager
 def trained(
-    text: str, manifest: RunManifest, task: LanguageTask, steps: int, waits: bool
-) -> Iterator[PreTrainedModel]:
-    """The anchor when all real peers have made so many steps, and every round that began is over."""
+    text: str, manifest: RunManifest, task: LanguageTask, steps: int, *, waits: bool, peers: int = PEERS
+) -> Iterator[list[TrainedMember]]:
+    """Real peers when all have made so many steps, and every round that began is over."""
     recipe = RunPlan.of(manifest).recipe
     rounds = next(number for number in range(steps + 1) if recipe.rounds.begins(number + 2) > steps)
     with tempfile.TemporaryDirectory(prefix="losses-") as folder:
@@ -221,24 +221,28 @@ def trained(
         swarm.manifest_text, swarm.kind = text, partial(TrainedMember, manifest=manifest)
         try:
             swarm.bootstrap()
-            members = cast("list[TrainedMember]", swarm.add(*(f"p{index}" for index in range(PEERS))))
+            members = cast("list[TrainedMember]", swarm.add(*(f"p{index}" for index in range(peers))))
             for index, member in enumerate(members):
                 member.batches, member.waits = task.batches(index), waits
-            swarm.drive(lambda: all(sees_all(member) for member in members), TIMEOUT_S)
+            swarm.drive(lambda: all(sees(member, peers) for member in members), TIMEOUT_S)
             for member in members:
                 member.last_step = steps
             swarm.drive(lambda: all(member.has(rounds) for member in members), TIMEOUT_S)
-            first = members[0]
-            assert first.sync is not None
-            first.parameters.write(first.sync.memory.anchor)
-            yield first.model
+            yield members
         finally:
             swarm.close()
 
 
-def sees_all(member: Member) -> bool:
+def anchored(member: TrainedMember) -> PreTrainedModel:
+    """Its model with the anchor's parameters."""
+    assert member.sync is not None
+    member.parameters.write(member.sync.memory.anchor)
+    return member.model
+
+
+def sees(member: Member, peers: int) -> bool:
     """It knows of all others that they train."""
-    return member.swarm is not None and sum(peer.step > 0 for peer in member.swarm.peers.values()) == PEERS
+    return member.swarm is not None and sum(peer.step > 0 for peer in member.swarm.peers.values()) == peers
 
 
 if __name__ == "__main__":

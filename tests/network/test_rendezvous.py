@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -32,7 +34,7 @@ class PlainNode:
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [*LAUNCH, sys.executable, "-m", RUN_DHT, "--host_maddrs", LISTEN], env=environment(), stdout=log,
-                stderr=log, stdin=subprocess.DEVNULL,
+                stderr=log, stdin=subprocess.DEVNULL, start_new_session=True,
             )  # fmt: skip
         until(lambda: self._found is not None, 60.0, self.log.read_text)
         assert self._found is not None
@@ -43,7 +45,7 @@ class PlainNode:
         return re.search(rf"/ip4/{re.escape(HOST)}/tcp/\d+/p2p/\w+", self.log.read_text())
 
     def close(self) -> None:
-        self.process.kill()
+        os.killpg(self.process.pid, signal.SIGKILL)  # its DHT is a process of its own, which outlives it
         self.process.wait()
 
 

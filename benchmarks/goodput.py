@@ -17,7 +17,7 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.figures import BenchReport, Say, benchmark_parser, check_count, documents, run_benchmark
-from benchmarks.goodput_report import HEADER, PUBLISHED, GoodputRow, draw, figures, line
+from benchmarks.goodput_report import HEADER, PUBLISHED, GoodputRow, draw, figures, line, lost_to_starts
 from peer.errors import UserError
 from peer.system.output_files import check_output_file
 from peer.telemetry.metrics import read_metrics
@@ -73,6 +73,7 @@ def measure(arguments: argparse.Namespace, say: Say) -> BenchReport:
     notes = NOTES.format(
         peers=arguments.peers, minutes=arguments.minutes, step=STEP_S, steps=STEPS, published=PUBLISHED,
     )  # fmt: skip
+    notes = f"{notes}\n{lost_to_starts(rows, arguments.peers)}".strip()
     options = ("--peers", str(arguments.peers), "--rates", *map(str, arguments.rates), "--minutes",
                f"{arguments.minutes:g}")  # fmt: skip
     return BenchReport(

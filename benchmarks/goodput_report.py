@@ -66,6 +66,18 @@ def figures(rows: Sequence[GoodputRow]) -> tuple[Figure, ...]:
     return tuple(found)
 
 
+def lost_to_starts(rows: Sequence[GoodputRow], peers: int) -> str:
+    """How much of what a fault costs is the time in which its victim starts again."""
+    points = [
+        f"{100.0 * sum(row.return_s) / (peers * row.seconds):.1f} of the {100.0 - goodput(row, rows):.1f} points that "
+        f"{row.rate} faults an hour cost" for row in rows if row.rate
+    ]  # fmt: skip
+    if not points:
+        return ""
+    away = f"{median([seconds for row in rows for seconds in row.return_s]):.0f} s at the median"
+    return f"A victim trains nothing while its processes start, which takes {away}: {', '.join(points)}."
+
+
 def line(row: GoodputRow, rows: Sequence[GoodputRow]) -> tuple[str, ...]:
     """A row as text."""
     times = [f"{median(seconds):.1f} s" if seconds else "-" for seconds in (row.commit_s, row.return_s)]

@@ -22,7 +22,7 @@ from peer.demo.folder import manifest_text
 from peer.demo.play import LOOPBACK
 from peer.link.messages import Anchor, Published, Start
 from peer.link.supervisor import AgentProcess
-from peer.run.assemble import Peer, assemble, plan_of
+from peer.run.assemble import FoundRun, Peer, assemble
 from peer.run.hooks import PeerHooks
 from peer.settings import load_settings
 from peer.system.clock import Clock
@@ -150,13 +150,12 @@ def _peer(folder: Path, seed: int, micro_batch: int) -> Iterator[tuple[Peer, Pee
         )
         agent.start()
         agent.send(start)
-        published: Published = agent.expect(Published, TIMEOUT_S)
-        plan = plan_of(published)
+        run = FoundRun.of(agent.expect(Published, TIMEOUT_S))
         peer = assemble(
-            settings, start, published, agent, lambda message: hooks.on_message(message), lambda: False
+            settings, start, run, agent, lambda message: hooks.on_message(message), lambda: False
         )
         agent.send(peer.mapped)
-        title = plan.manifest.name
+        title = run.plan.manifest.name
         with LiveSwarm(Console(quiet=True), title=title, live=False) as table:
             hooks = PeerHooks(peer, MetricsFile(home / "metrics.jsonl"), table, lambda: False)
             peer.sync.begin(agent.expect(Anchor, TIMEOUT_S))

@@ -12,9 +12,11 @@ FOLDER = Path("docs/results")
 INTRODUCTION = """\
 # Results
 
-Written by `make bench`, which runs every command below and then `python -m benchmarks.table`. Each table is one run;
-the JSON file beside it holds the raw samples, the seed and the machine. The peers of a benchmark share one machine,
-so that every second below includes their competition for its cores.
+Written by `python -m benchmarks.table` from the JSON files beside this page, which hold the raw samples, the seed and
+the machine of the command above each table. `make bench` runs the commands that take minutes; those that take longer
+(among them wan, losses, goodput, fragments, exchange, links, attacks and the campaigns of chaos) were run one by one.
+Each table is one run. The peers of a benchmark share one machine, so that every second below includes their competition
+for its cores.
 """
 
 

@@ -33,8 +33,9 @@ ABOUT = "How much of their time four peers compute that train a model together o
 NOTES = """\
 Four peers (`atoll join`) train the quickstart's model of 0.8M parameters, each in a network namespace behind a relay
 with {slow:g} Mbit/s each way, {delay:g} ms one way and {loss:.0%} loss, for {seconds:g} s after their first two
-rounds; on {fast:g} Mbit/s, one of 8M parameters. A step takes at least {step:g} s, so that four computers fit into
-one. {steps} steps make a round; where the recipe streams, each of {fragments} fragments has one in so many steps.
+rounds; on {fast:g} Mbit/s, one of 8M parameters; `ddp` on {ddp:g} Mbit/s without loss. A step takes at least
+{step:g} s, so that four computers fit into one. {steps} steps make a round; where the recipe streams,
+each of {fragments} fragments has one in so many steps.
 `computing` is the share of a peer's time in which its trainer does not wait for its agent: the median over the peers,
 and the least. `waiting`: the trainer stops until its round is over, as in published DiLoCo. One slow peer takes ten
 times as long for a step. `peak` is the mean rate in the busiest {window:g} s, the time between two fragments, with
@@ -49,6 +50,7 @@ RECIPE_TEXT = {
     "ddp": "name: ddp",
 }
 SLOW_MBIT, FAST_MBIT, DELAY_MS, LOSS = 2.0, 20.0, 100.0, 0.01
+DDP_MBIT = 16.0  # and no loss: on slower lines ddp makes no round in minutes
 STEPS, STEP_S, SLOWNESS = 20, 0.5, 10.0
 LOOK_S, START_S, WARM_ROUNDS = 0.5, 240.0, 2
 PORT = "/ip4/0.0.0.0/tcp/4001"
@@ -61,12 +63,19 @@ MANIFEST = Path(__file__).parent.parent / "configs" / "runs" / "quickstart.yaml"
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What is measured: a recipe, whether trainers wait, the line, whether one peer is slow."""
+    """What is measured: a recipe, whether trainers wait, the line, whether one peer is slow.
+
+    Attributes:
+        last_mbit: of the last peer's line, where it has another one.
+    """
 
     recipe: str
     waits: bool = False
     mbit: float = SLOW_MBIT
     slow: bool = False
+    loss: float = LOSS
+    peers: int = PEERS
+    last_mbit: float | None = None
 
     @property
     def what(self) -> str:
@@ -79,9 +88,10 @@ def cases(chosen: Sequence[str]) -> list[Case]:
     """In the order of the table."""
     able = [name for name in chosen if not missing_on_a_swarm(RECIPES[name])]
     found = [Case(recipe="diloco", waits=True)] if "diloco" in able else []
-    found += [Case(recipe=name) for name in able]
+    found += [Case(recipe=name) for name in able if name != "ddp"]
     found += [Case(recipe=name, slow=True) for name in able if name != "ddp"]
-    return found + [Case(recipe=name, mbit=FAST_MBIT) for name in ("diloco", "streaming-diloco") if name in able]
+    found += [Case(recipe=name, mbit=FAST_MBIT) for name in ("diloco", "streaming-diloco") if name in able]
+    return found + [Case(recipe="ddp", mbit=DDP_MBIT, loss=0.0)] * ("ddp" in able)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -125,7 +135,7 @@ def measure(arguments: argparse.Namespace, say: Say) -> BenchReport:
 def report_of(rows: Sequence[WanRow], missing: Sequence[dict[str, str]], arguments: argparse.Namespace) -> BenchReport:
     """The report of these rows; `missing`: cases that could not be measured, and why."""
     notes = NOTES.format(
-        slow=SLOW_MBIT, fast=FAST_MBIT, delay=DELAY_MS, loss=LOSS, seconds=arguments.seconds, step=STEP_S,
+        slow=SLOW_MBIT, fast=FAST_MBIT, ddp=DDP_MBIT, delay=DELAY_MS, loss=LOSS, seconds=arguments.seconds, step=STEP_S,
         steps=STEPS, fragments=FRAGMENTS, window=STEPS * STEP_S / FRAGMENTS,
     )  # fmt: skip
     for one in missing:
@@ -145,7 +155,8 @@ def manifest_of(case: Case) -> str:
         head = head.replace(own, larger)
     tail = rest[rest.index("\nrounds:") :]
     steps = "" if case.recipe == "ddp" else f", steps_per_round: {STEPS}"
-    return f"{head}\nrecipe: {{{RECIPE_TEXT[case.recipe]}{steps}}}\ntrust: {{identity_work: 0, mode: private}}\n{tail}"
+    recipe = RECIPE_TEXT.get(case.recipe, f"name: {case.recipe}")
+    return f"{head}\nrecipe: {{{recipe}{steps}}}\ntrust: {{identity_work: 0, mode: private}}\n{tail}"
 
 
 @contextmanager
@@ -160,7 +171,7 @@ def swarm(case: Case) -> Iterator[Machines]:
         stack.callback(bootstrap.close)
         address = f"/ip4/{internet.addresses['bootstrap']}/tcp/4001/p2p/{bootstrap.address.split('/p2p/')[1]}"
         machines = Machines(folder, internet)
-        for index in range(PEERS):
+        for index in range(case.peers):
             machines.start(index, address, case)
             stack.callback(machines.end, index)
         yield machines
@@ -181,9 +192,10 @@ class Machines:
         """Start one of them behind its line; the last is the slow one, if any is."""
         name, own = f"peer{index}", self._folder / f"peer{index}"
         own.mkdir()
-        link = Link(mbit=case.mbit, delay_ms=DELAY_MS, loss=LOSS, queue_ms=500.0, seed=index)
-        self._internet.behind(name, link)
-        slow = SLOWNESS if case.slow and index == PEERS - 1 else 1.0
+        last = index == case.peers - 1
+        mbit = case.last_mbit if last and case.last_mbit is not None else case.mbit
+        self._internet.behind(name, Link(mbit=mbit, delay_ms=DELAY_MS, loss=case.loss, queue_ms=500.0, seed=index))
+        slow = SLOWNESS if case.slow and last else 1.0
         command = [
             sys.executable, "-m", "benchmarks.wan_peer", str(STEP_S * slow), "waits" if case.waits else "goes-on",
             address, "--output-dir", str(own), "--host-maddrs", PORT, "--nickname", name, "--logging-steps", "1",
@@ -201,39 +213,46 @@ class Machines:
         self._running[index].send_signal(signal.SIGKILL)
         self._running[index].wait()
 
+    def await_rounds(self, peers: int, count: int = WARM_ROUNDS) -> None:
+        """Until each of the first `peers` has committed so many."""
+        deadline = time.monotonic() + START_S
+        while min(len(self.rounds(index)) for index in range(peers)) < count:
+            if any(peer.poll() is not None for peer in self._running) or time.monotonic() > deadline:
+                raise UserError(f"the peers made no {count} rounds within {START_S:g} s: {self._last_words()}")
+            time.sleep(LOOK_S)
+
     def row(self, case: Case, seconds: float) -> WanRow:
         """Wait until all take part, then look at them for so many seconds."""
-        deadline = time.monotonic() + START_S
-        while min(len(self._rounds(index)) for index in range(PEERS - case.slow)) < WARM_ROUNDS:
-            if any(peer.poll() is not None for peer in self._running) or time.monotonic() > deadline:
-                raise UserError(f"the peers made no {WARM_ROUNDS} rounds within {START_S:g} s: {self._last_words()}")
-            time.sleep(LOOK_S)
+        self.await_rounds(case.peers - case.slow)
         began, first = time.monotonic(), time.time()
         sent = [(0.0, float(self._sent(0)))]
         while sent[-1][0] < seconds:
             time.sleep(LOOK_S)
             sent.append((time.monotonic() - began, float(self._sent(0))))
-        rounds = [event for event in self._rounds(0) if event["time"] >= first]
+        rounds = [event for event in self.rounds(0) if event["time"] >= first]
         window_s = STEPS * STEP_S / FRAGMENTS
         start = sent[0][1]
         sent = [(at, total - start) for at, total in sent]
         return WanRow(
-            **vars(case), computing=tuple(self._computing(index, first) for index in range(PEERS)), rounds=len(rounds),
+            recipe=case.recipe, waits=case.waits, mbit=case.mbit, slow=case.slow, rounds=len(rounds),
+            computing=tuple(self._computing(index, first) for index in range(case.peers)),
             members=fmean([len(event["members"]) for event in rounds] or [0.0]), window_s=window_s,
             bytes_a_round=sent[-1][1] / max(1, len(rounds)), peak_mbit=peak_mbit(sent, window_s),
             load_average_1_min=os.getloadavg()[0], sent=tuple(sent),
         )  # fmt: skip
 
-    def _events(self, index: int, kind: str) -> list[dict[str, Any]]:
+    def events(self, index: int, kind: str) -> list[dict[str, Any]]:
+        """The metrics of one peer, of one kind."""
         events = read_metrics(self._folder / f"peer{index}" / "metrics.jsonl")
         return [event for event in events if event["event"] == kind]
 
-    def _rounds(self, index: int) -> list[dict[str, Any]]:
-        return [event for event in self._events(index, "round") if event["status"] == "committed"]
+    def rounds(self, index: int) -> list[dict[str, Any]]:
+        """That it has committed."""
+        return [event for event in self.events(index, "round") if event["status"] == "committed"]
 
     def _computing(self, index: int, first: float) -> float:
         """Percent of the time since `first` in which the trainer did not wait for its agent."""
-        steps = [event for event in self._events(index, "step") if event["time"] >= first]
+        steps = [event for event in self.events(index, "step") if event["time"] >= first]
         if len(steps) < 2:
             return 0.0
         waited_s = steps[-1]["handover_wait_s"] - steps[0]["handover_wait_s"]

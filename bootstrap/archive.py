@@ -41,7 +41,7 @@ class ArchivePlace:
     push_every: int = 100
 
 
-def open_archive(folder: Path, genesis: Genesis, node: Node) -> StateStore:
+def open_archive(folder: Path, genesis: Genesis, plan: RunPlan, node: Node) -> StateStore:
     """The state that an archive holds of a run, or the initial one.
 
     Args:
@@ -50,7 +50,7 @@ def open_archive(folder: Path, genesis: Genesis, node: Node) -> StateStore:
     Raises:
         UserError: a run without one state, or no room on the disk.
     """
-    manifest, meta, plan = genesis.manifest, genesis.snapshot.meta, RunPlan.of(genesis.manifest)
+    manifest, meta = plan.manifest, genesis.snapshot.meta
     assert manifest.genesis is not None
     if plan.recipe.gossips:
         raise UserError(f"--archive: in run {manifest.name} each peer has a state of its own (gossip)",

@@ -265,11 +265,10 @@ def _keep_tokenizer(manifest: RunManifest, state_dir: Path) -> RunManifest:
 
 def _with_fragments(recipe: RecipeSpec, count: int) -> RecipeSpec:
     """The recipe with as many fragments as the model has, where it says of how many blocks each is."""
-    from peer.outer.policy.schedules import Strided  # torch, which no other start needs that early
-    from peer.outer.recipe.resolve import resolve
+    from peer.outer.recipe.resolve import resolve  # torch, which no other start needs that early
 
-    schedule = resolve(recipe).schedule
-    if not isinstance(schedule, Strided) or schedule.blocks_per_fragment is None:
+    resolved = resolve(recipe)
+    if resolved.fitted(1) == resolved:
         return recipe
     said = {"name": recipe.schedule} if isinstance(recipe.schedule, str) else recipe.schedule or {}
     return recipe.model_copy(update={"schedule": {**said, "num_fragments": count, "blocks_per_fragment": None}})

@@ -111,7 +111,7 @@ async def _open_run(
     plan = RunPlan.of(manifest)
     rules = None if plan.recipe.gossips else await _follow(node, directory, published, plan, history, control)
     if archive is not None:
-        store = open_archive(archive.folder / manifest.run_id[:16], genesis, node)
+        store = open_archive(archive.folder / manifest.run_id[:16], genesis, plan, node)
         await _keep(store, node, directory, rules, files)
         if archive.push_to is not None:
             node.spawn(HubUploads(store, control, folder, archive.push_to, archive.push_every).run())

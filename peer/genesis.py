@@ -67,14 +67,14 @@ def _state_of(plan: RunPlan, layout: FlatLayout, anchor: torch.Tensor) -> OuterS
     return OuterState(anchor, buffers, optimizer, plan.fragments(layout.shapes, layout.sizes))
 
 
-def built_genesis(manifest: RunManifest, tokenizer: Tokenizer) -> tuple[OuterState, str | None, FlatLayout]:
+def built_genesis(plan: RunPlan, tokenizer: Tokenizer) -> tuple[OuterState, str | None, FlatLayout]:
     """The state of round 0, the digest of the base that an adapter stands on, and the layout of the parameters, after
     checks that every joining peer would fail as well.
 
     Raises:
         UserError: the model cannot be built, does not fit this machine's memory, or could not be trained.
     """
-    plan = RunPlan.of(manifest)
+    manifest = plan.manifest
     if manifest.model.weights is not None:
         state, layout = _state_of_file(plan, Path(manifest.model.weights))
         return state, None, layout
@@ -107,8 +107,9 @@ def main() -> None:
         tokenizer = load_tokenizer(manifest.tokenizer)
         own = folder_of(manifest.model)
         written = as_architecture(manifest.model, tokenizer.vocab_size) if own is not None else None
-        state, base, layout = built_genesis(manifest, tokenizer)
-        shared = _shared_data(manifest, tokenizer)
+        plan = RunPlan.of(manifest)
+        state, base, layout = built_genesis(plan, tokenizer)
+        shared = _shared_data(plan, tokenizer)
         _write_state(arguments.out, state)
     except UserError as error:
         print(json.dumps({"what": error.what, "hint": error.hint}))
@@ -126,11 +127,11 @@ def main() -> None:
     print(json.dumps(figures))
 
 
-def _shared_data(manifest: RunManifest, tokenizer: Tokenizer) -> SharedData | None:
+def _shared_data(plan: RunPlan, tokenizer: Tokenizer) -> SharedData | None:
     """The text that peers lease from each other, unless the organiser's file says it; none without a chain that shows
     what is done, or of a script that reads its own.
     """
-    plan, data = RunPlan.of(manifest), manifest.data
+    manifest, data = plan.manifest, plan.manifest.data
     if data.assignment != "leases" or data.shared is not None or plan.recipe.gossips or manifest.model.of_a_script:
         return None
     return shared_data(manifest, tokenizer, plan.nominal_tokens)

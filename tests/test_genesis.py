@@ -6,6 +6,7 @@ import torch
 from peer.data.tokenizer import ByteTokenizer
 from peer.errors import UserError
 from peer.genesis import build_initial_model, built_genesis
+from peer.outer.recipe.plan import RunPlan
 from peer.protocol.manifest import RunManifest, parse_manifest
 from tests.network.bootstraps import DILOCO, MANIFEST
 
@@ -18,11 +19,11 @@ def manifest(old: str = "", new: str = "") -> RunManifest:
 
 
 def test_the_first_state_follows_from_the_manifest_alone():
-    (one, *_), (two, *_) = (built_genesis(manifest(), ByteTokenizer()) for _ in range(2))
+    (one, *_), (two, *_) = (built_genesis(RunPlan.of(manifest()), ByteTokenizer()) for _ in range(2))
     assert one.digest() == two.digest()
     assert one.numel == 264 * 16 + 16 * (4 * 16 + 3 * 16) + 3 * 16  # embedding, attention and mlp, norms
     assert [float(buffer.abs().sum()) for buffer in one.buffers] == [0.0]
-    other, *_ = built_genesis(manifest("seed: 3", "seed: 4"), ByteTokenizer())
+    other, *_ = built_genesis(RunPlan.of(manifest("seed: 3", "seed: 4")), ByteTokenizer())
     assert other.digest() != one.digest()
     assert torch.isfinite(one.anchor).all()
 
@@ -44,4 +45,4 @@ def test_texts_end_with_the_tokenizers_token_unless_the_manifest_says_otherwise(
 ])
 def test_what_no_peer_could_join_is_refused_by_the_bootstrap_already(old, new, what):
     with pytest.raises(UserError, match=what):
-        built_genesis(manifest(old, new), ByteTokenizer())
+        built_genesis(RunPlan.of(manifest(old, new)), ByteTokenizer())

@@ -85,7 +85,7 @@ class LocalAnchor:
 
     def begin_merge(self, fragment: int | None, sent: int | None) -> Transfer:
         """Bring to the device what `merge` with these arguments needs; the anchor must stay as it is until then."""
-        plain = self.second is None and (sent is None or isinstance(self._rule, Carry))
+        plain = self.second is None and (sent is None or self._rule.carries)
         plain = plain and not (sent is None and self._rule.kept_rounds)
         self._carried = 0 if len(self._bounds) == 1 else fragment
         if self.copies is None or not plain or self._carried is None:

@@ -86,13 +86,21 @@ class Peer:
     mapped: Mapped
 
 
-def plan_of(published: Published) -> RunPlan:
-    """The run that the agent verified, for this process."""
-    return RunPlan.of(RunManifest.model_validate(published.manifest))
+@dataclass(frozen=True, kw_only=True)
+class FoundRun:
+    """The run that the agent found and verified, and what follows from its manifest: resolved once in this process."""
+
+    published: Published
+    plan: RunPlan
+
+    @classmethod
+    def of(cls, published: Published) -> FoundRun:
+        """Raises UserError as `RunPlan.of`."""
+        return cls(published=published, plan=RunPlan.of(RunManifest.model_validate(published.manifest)))
 
 
 def assemble(
-    settings: PeerSettings, start: Start, published: Published, agent: AgentProcess,
+    settings: PeerSettings, start: Start, run: FoundRun, agent: AgentProcess,
     on_message: Callable[[Message], None], stopping: Callable[[], bool], ranks: Ranks = ALONE,
 ) -> Peer:  # fmt: skip
     """Build every part of a peer.
@@ -105,7 +113,7 @@ def assemble(
     Raises:
         UserError: the model does not fit, no data, no such device, a checkpoint of another run.
     """
-    plan = plan_of(published)
+    plan, published = run.plan, run.published
     manifest, recipe = plan.manifest, plan.recipe
     device = first_device(settings)
     tokenizer = load_tokenizer(manifest.tokenizer, settings.output_dir)
@@ -147,7 +155,7 @@ def _fitting_compute(
     """How this peer computes, once the model fits; says what a step will use. Raises UserError where it does not."""
     manifest = plan.manifest
     size, rule = measure_model(manifest.model, vocab_size), rule_bytes(plan.recipe, device)
-    compute = fitting(compute_of(settings, manifest, ranks), size, manifest.data.sequence_length, device, rule)
+    compute = fitting(compute_of(settings, plan, ranks), size, manifest.data.sequence_length, device, rule)
     log.info("%s", plan_in_words(manifest, size, device, compute, rule))
     log_finding(run_disk_finding(settings, plan, size.trained).require())
     return compute

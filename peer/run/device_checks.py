@@ -62,7 +62,7 @@ def run_findings(settings: PeerSettings, manifest: RunManifest) -> list[Finding]
             vocab = load_tokenizer(manifest.tokenizer).vocab_size
         sizes.append(measure_model(manifest.model, vocab))
         rule = rule_bytes(plan.recipe, device)
-        own = compute_of(settings, manifest, planned_ranks(settings))
+        own = compute_of(settings, plan, planned_ranks(settings))
         compute = fitting(own, sizes[0], manifest.data.sequence_length, device, rule)
         return plan_in_words(manifest, sizes[0], device, compute, rule)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from peer.errors import UserError
-from peer.outer.recipe.resolve import resolve
+from peer.outer.recipe.plan import RunPlan
 from peer.protocol.manifest import RunManifest
 from peer.run.devices import device_names
 from peer.settings import PeerSettings
@@ -25,18 +25,19 @@ def check_hardware(settings: PeerSettings) -> None:
     allow_tf32(settings.tf32)
 
 
-def compute_of(settings: PeerSettings, manifest: RunManifest, ranks: Ranks = ALONE) -> Compute:
+def compute_of(settings: PeerSettings, plan: RunPlan, ranks: Ranks = ALONE) -> Compute:
     """The choices of this peer; each of its ranks makes no more sequences at a time than it has of a step.
 
     Raises:
         UserError: more devices than a step has sequences, or a base that cannot be in 4 bits.
     """
-    if ranks.count > (sequences := manifest.inner.batch_sequences):
+    recipe, sequences = plan.recipe, plan.manifest.inner.batch_sequences
+    if ranks.count > sequences:
         what = f"{ranks.count} devices: a step of this run has {sequences} sequences, so some would have none"
         raise UserError(what, f"name at most {sequences} with --devices, or start several peers")
     if settings.load_in_4bit:
-        check_four_bit(manifest.model, first_device(settings), ranks.count)
-    step, timeout = ranks.rows(sequences), resolve(manifest.recipe).straggler.timeout
+        check_four_bit(plan.manifest.model, first_device(settings), ranks.count)
+    step, timeout = ranks.rows(sequences), recipe.straggler.timeout
     return Compute(
         ranks=ranks,
         micro_batch=min(step, settings.per_device_train_batch_size or micro_batch_of(timeout, step)),

@@ -19,7 +19,7 @@ from peer.link.supervisor import AgentGoneError, AgentProcess
 from peer.protocol.address import PeerAddress
 from peer.protocol.invitation import ASK, MAX_TOKEN_CHARS
 from peer.protocol.yaml_text import read_limited
-from peer.run.assemble import Peer, assemble, plan_of
+from peer.run.assemble import FoundRun, Peer, assemble
 from peer.run.device_checks import device_finding, log_finding
 from peer.run.devices import FurtherRanks, NoFurther, start_ranks
 from peer.run.drain import Drain
@@ -222,8 +222,8 @@ def _arrive(
     agent.send(start)
     log.info("looking for the run at %s", ", ".join(start.initial_peers))
     published: Published = agent.expect(Published, PUBLISHED_TIMEOUT_S)
-    plan = plan_of(published)
-    manifest = plan.manifest
+    run = FoundRun.of(published)
+    plan, manifest = run.plan, run.plan.manifest
     log.info("run %s (%s); this peer is %s", manifest.name, manifest.run_id[:16], published.peer_id)
     log.info("%s", plan.in_words())
     if published.client:
@@ -232,7 +232,7 @@ def _arrive(
         log.info("others can join through %s as well", ", ".join(published.maddrs))
     if manifest.tokenizer.files:
         agent.expect(TokenizerFetched, STATE_TIMEOUT_S)
-    peer = assemble(settings, start, published, agent, receive, stopping, ranks.connect())
+    peer = assemble(settings, start, run, agent, receive, stopping, ranks.connect())
     for line in limits_in_words(start.limits, plan, peer.mapped.numel):
         log.log(logging.WARNING if DOES_NOT_FIT in line else logging.INFO, "%s", line)
     agent.send(peer.mapped)

@@ -17,7 +17,7 @@ from peer.link.supervisor import AgentGoneError, AgentProcess
 from peer.outer.state.flat_layout import FlatLayout
 from peer.protocol.address import PeerAddress
 from peer.protocol.invitation import ASK
-from peer.run.assemble import plan_of
+from peer.run.assemble import FoundRun
 from peer.run.lifecycle import PUBLISHED_TIMEOUT_S, STATE_TIMEOUT_S
 from peer.use.trained import After, Trained, check_architecture, of_state
 
@@ -51,8 +51,7 @@ def _taken(agent: AgentProcess, addresses: Sequence[PeerAddress], run: str | Non
         identity_path=str(home / "identity.key"), nickname="reader", directory=str(home), nat_port_map=False,
         client_mode=True, run=run,
     ))  # fmt: skip
-    published = _published(agent)
-    plan = plan_of(published)
+    plan = FoundRun.of(_published(agent)).plan
     manifest, optimizer = plan.manifest, plan.recipe.optimizer
     check_architecture(manifest)
     if manifest.tokenizer.files:
@@ -76,7 +75,7 @@ def _taken(agent: AgentProcess, addresses: Sequence[PeerAddress], run: str | Non
         agent.send(Stop())
         agent.expect(Stopped, LEAVE_S)
     after = After(round=anchor.round, lineage_id=anchor.lineage_id, origin=str(addresses[0]))
-    return of_state(manifest, vectors, after, home)
+    return of_state(plan, vectors, after, home)
 
 
 def _published(agent: AgentProcess) -> Published:

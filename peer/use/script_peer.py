@@ -41,7 +41,7 @@ from peer.outer.record import RoundRecord
 from peer.outer.state.flat_layout import FlatLayout, trained_parameters
 from peer.protocol.address import PeerAddress
 from peer.protocol.invitation import ASK
-from peer.run.assemble import plan_of
+from peer.run.assemble import FoundRun
 from peer.run.checkpointing import Inner, Saving, inner_half
 from peer.run.join import LOCK_NAME
 from peer.run.lifecycle import DRAIN_S, LINGER_S, PUBLISHED_TIMEOUT_S, STATE_TIMEOUT_S, start_message
@@ -175,8 +175,7 @@ class ScriptPeer:
         agent.start()
         start = start_message(settings, reachable, identity_path)
         agent.send(start)
-        published: Published = agent.expect(Published, PUBLISHED_TIMEOUT_S)
-        plan = plan_of(published)
+        plan = FoundRun.of(agent.expect(Published, PUBLISHED_TIMEOUT_S)).plan
         if plan.manifest.tokenizer.files:
             agent.expect(TokenizerFetched, STATE_TIMEOUT_S)
         check_recipe(plan.recipe)

@@ -120,7 +120,7 @@ def _checkpoint(path: Path) -> Trained:
         raise CheckpointError(f"the checkpoint {path} has no valid state", "give another checkpoint") from None
     manifest = kept_manifest(path.parent, state.run_id)
     after = After(round=state.round, lineage_id=state.lineage_id, origin=str(path))
-    return of_state(manifest, vectors, after, path.parent.parent.parent)
+    return of_state(RunPlan.of(manifest), vectors, after, path.parent.parent.parent)
 
 
 def check_architecture(manifest: RunManifest) -> None:
@@ -134,7 +134,7 @@ def check_architecture(manifest: RunManifest) -> None:
         )  # fmt: skip
 
 
-def of_state(manifest: RunManifest, vectors: Sequence[Tensor], after: After, home: Path) -> Trained:
+def of_state(plan: RunPlan, vectors: Sequence[Tensor], after: After, home: Path) -> Trained:
     """What a run yields after a round, from its outer state.
 
     Args:
@@ -144,11 +144,11 @@ def of_state(manifest: RunManifest, vectors: Sequence[Tensor], after: After, hom
     Raises:
         UserError: the state is not one of this run's model.
     """
+    manifest, recipe = plan.manifest, plan.recipe
     check_architecture(manifest)
     anchor, *buffers = vectors
     tokenizer = load_tokenizer(manifest.tokenizer, home)
     model = build_initial_model(manifest, tokenizer)
-    recipe = RunPlan.of(manifest).recipe
     layout = FlatLayout.of(model, recipe.cut)
     wanted = torch.Size([layout.numel])
     if len(buffers) != recipe.optimizer.num_buffers or any(one.shape != wanted for one in vectors):

@@ -12,6 +12,7 @@ import torch
 import transformers
 
 from peer.errors import UserError
+from peer.outer.recipe.plan import RunPlan
 from peer.run.run_file import kept_manifest
 from peer.swarm.state.run_control import history_folder
 from peer.system.death_signal import die_with_parent
@@ -50,7 +51,7 @@ def _upload(arguments: argparse.Namespace) -> str:
     elements = arguments.state.stat().st_size // 4
     state = torch.from_file(str(arguments.state), size=elements, dtype=torch.float32)
     after = After(round=arguments.round, lineage_id=arguments.lineage_id, origin="the archive of the bootstrap")
-    trained = of_state(manifest, state.view(arguments.vectors, -1).unbind(), after, arguments.home)
+    trained = of_state(RunPlan.of(manifest), state.view(arguments.vectors, -1).unbind(), after, arguments.home)
     with tempfile.TemporaryDirectory(prefix="atoll-upload-") as folder:
         return upload(export(trained, Path(folder) / "model", "fp32"), arguments.name)
 

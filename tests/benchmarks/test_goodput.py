@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.figures import run_benchmark
 from benchmarks.goodput import build_parser, fault_times, measure, row_of
-from benchmarks.goodput_report import GoodputRow, draw, figures, goodput, line
+from benchmarks.goodput_report import GoodputRow, draw, figures, goodput, line, lost_to_starts
 
 
 def commit(time: float, round: int, *weights: int) -> dict[str, object]:
@@ -32,6 +32,14 @@ def test_a_round_counts_once_and_a_fault_is_timed_to_the_next_commit_and_to_the_
     assert (faulty.commit_s, faulty.return_s) == ((3.0, 3.0), (10.0,))
     assert goodput(faulty, rows()) == pytest.approx(95.0)
     assert line(faulty, rows())[:9] == ("60", "95.0%", "38", "3", "1.7", "2", "3.0 s", "10.0 s", "1")
+
+
+def test_what_starts_of_processes_cost_is_told() -> None:
+    assert lost_to_starts(rows()[:1], 2) == ""
+    assert lost_to_starts(rows(), 2) == (
+        "A victim trains nothing while its processes start, which takes 10 s at the median: "
+        "25.0 of the 5.0 points that 60 faults an hour cost."
+    )
 
 
 def test_the_goal_is_of_one_fault_a_minute() -> None:

@@ -61,6 +61,8 @@ def test_every_case_has_a_manifest_that_a_swarm_runs() -> None:
         ("lagoon", False, False, 2.0), ("diloco", False, True, 2.0), ("streaming-diloco", False, True, 2.0),
         ("lagoon", False, True, 2.0), ("diloco", False, False, 20.0), ("streaming-diloco", False, False, 20.0),
     ]  # fmt: skip
+    (shared,) = cases(["ddp"])
+    assert (shared.mbit, shared.loss, shared.slow) == (16.0, 0.0, False)
     for name, fragments in (("diloco", 1), ("streaming-diloco", 4), ("lagoon", 1), ("ddp", 1)):
         plan = RunPlan.of(parse_manifest(manifest_of(Case(recipe=name)).encode(), name))
         assert (plan.recipe.name, plan.recipe.num_fragments) == (name, fragments)

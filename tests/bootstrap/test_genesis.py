@@ -70,7 +70,7 @@ def node(built, tmp_path):
 
 
 def test_what_the_child_builds_is_the_state_that_any_peer_builds(built):
-    state, *_ = built_genesis(parse_manifest(TEXT, "run.yaml"), ByteTokenizer())
+    state, *_ = built_genesis(RunPlan.of(parse_manifest(TEXT, "run.yaml")), ByteTokenizer())
     assert built.state.read_bytes() == state.anchor.numpy().tobytes() + b"".join(
         buffer.numpy().tobytes() for buffer in state.buffers
     )

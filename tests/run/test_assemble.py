@@ -16,7 +16,7 @@ from peer.data.tokenizer import ByteTokenizer
 from peer.link.messages import Anchor, Published
 from peer.link.supervisor import AgentProcess, create_descriptor
 from peer.protocol.manifest import parse_manifest
-from peer.run.assemble import Peer, assemble
+from peer.run.assemble import FoundRun, Peer, assemble
 from peer.run.hooks import PeerHooks
 from peer.settings import PeerSettings
 from peer.telemetry.console import LiveSwarm
@@ -55,7 +55,7 @@ def wired(
     )
     settings = PeerSettings(output_dir=folder, train_files=(str(text),), device="cpu")
     peer = assemble(
-        settings, START, published, cast(AgentProcess, agent), lambda _: None, lambda: False, ranks
+        settings, START, FoundRun.of(published), cast(AgentProcess, agent), lambda _: None, lambda: False, ranks
     )
     peer.sync.begin(Anchor(round=0, lineage_id=LINEAGE, contributed=None))
     return peer

@@ -28,7 +28,7 @@ def manifest(**sections) -> RunManifest:
 
 
 def compute(**given) -> Compute:
-    return compute_of(load_settings(given, None, {}), manifest())
+    return compute_of(load_settings(given, None, {}), RunPlan.of(manifest()))
 
 
 def test_a_volunteer_chooses_how_and_the_manifest_what():

@@ -5,7 +5,9 @@ The trainers are the production `SwarmSync` over shared memory and outer states;
 
 from __future__ import annotations
 
+import itertools
 import os
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -19,10 +21,12 @@ from peer.link.memory import SharedState
 from peer.link.messages import Anchor, Snapshot
 from peer.link.supervisor import create_descriptor
 from peer.link.sync import SwarmSync
+from peer.outer.policy.regular import Event, Regular
 from peer.outer.recipe.plan import fragments_of
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.recipe.resolve import missing_on_a_swarm
-from peer.outer.state.flat_layout import strided_fragments
+from peer.outer.state.flat_layout import Cut, strided_fragments
+from peer.outer.state.fragments import Turn
 from peer.outer.state.outer_state import OuterState
 from peer.sim.campaign.simulation import Simulation
 from peer.sim.learner.inner_optimizers import inner_optimizer
@@ -110,12 +114,45 @@ def exchange(peers: list[RealPeer], weights: list[int], sequence: int) -> None:
             peer.sync.poll()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Lengthening(Regular):
+    """Round r has r steps, of the fragments by turns: a schedule that neither simulator nor trainer knows."""
+
+    num_fragments: int = 2
+    overlap_steps: int = 1
+
+    @property
+    def cut(self) -> Cut:
+        return Cut(self.num_fragments)
+
+    def begins(self, round: int) -> int:
+        return round * (round - 1) // 2
+
+    def longest(self, rounds: int | None) -> int:
+        return rounds or STEPS
+
+    def turn(self, round: int) -> Turn:
+        return Turn(round % self.num_fragments, round // self.num_fragments)
+
+    def events(self, step: int) -> tuple[Event, ...]:
+        number = next(number for number in itertools.count(1) if self.begins(number + 1) >= step)
+        return (self.event(number),) if self.begins(number + 1) == step else ()
+
+    def in_words(self) -> str:
+        return "after 1, 3, 6, 10, ... steps"
+
+
+def test_a_schedule_that_neither_knows_runs_through_the_simulator_and_the_trainer() -> None:
+    check_same_way(replace(recipe_of("streaming-diloco"), schedule=Lengthening()))
+
+
 @pytest.mark.parametrize(("name", "overrides"), [
     ("streaming-diloco", {"steps_per_round": 12}),
     ("streaming-diloco", {"schedule": {"period": 9, "num_fragments": 2, "overlap_steps": 3}}),
     ("streaming-diloco", {"schedule": {"period": 6, "overlap_steps": 2}, "merge": "carry", "compressor": "int8"}),
     ("streaming-diloco", {"steps_per_round": 6, "merge": {"alpha": 0.25}, "outer": "fedadam"}),
     ("diloco", {"schedule": {"steps": 5, "overlap_steps": 2}}),
+    ("diloco", {"schedule": {"name": "timer", "rate": 0.3, "overlap_steps": 2}}),
     ("diloco", {"schedule": {"steps": 5, "overlap_steps": 5}, "compressor": "int8"}),
     ("papa", {"schedule": {"steps": 5, "overlap_steps": 1}}),
     ("eager-diloco", {"steps_per_round": 5}),
@@ -124,6 +161,10 @@ def exchange(peers: list[RealPeer], weights: list[int], sequence: int) -> None:
 def test_trainers_that_overlap_go_where_the_simulators_peers_go(name: str, overrides: dict[str, Any]) -> None:
     recipe = recipe_of(name, **overrides)
     assert missing_on_a_swarm(recipe) == []
+    check_same_way(recipe)
+
+
+def check_same_way(recipe: Recipe) -> None:
     simulated: dict[tuple[int, int], Tensor] = {}
 
     def watch(simulation: Simulation) -> None:

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from peer.data.tokenizer import ByteTokenizer
 from peer.errors import UserError
 from peer.genesis import built_genesis
+from peer.outer.recipe.plan import RunPlan
 from peer.outer.state.flat_layout import FlatLayout
 from peer.protocol.manifest import ModelSpec, RunManifest
 from peer.protocol.pinning import check_pinned
@@ -75,7 +76,7 @@ def test_adapters_alone_are_the_anchor_and_follow_from_the_seed():
     assert not torch.equal(flat_of(first), flat_of(other))
     assert all(float(one.detach().abs().max()) == 0.0 for name, one in first.named_parameters() if "lora_B" in name)
     assert torch.equal(logits(first), logits(tiny_model(seed=3)))  # B is zero: the base, to the bit
-    state, base_digest, _ = built_genesis(manifest(), ByteTokenizer())
+    state, base_digest, _ = built_genesis(RunPlan.of(manifest()), ByteTokenizer())
     assert torch.equal(state.anchor, flat_of(first))
     assert base_digest == adapter.base_digest(second)
 
@@ -98,7 +99,7 @@ def trained() -> Trained:
         optimizer.zero_grad()
     assert all(torch.equal(one, before[name]) for name, one in model.named_parameters() if name in before)
     vectors = [flat_of(model), torch.zeros(ADAPTED)]
-    return of_state(run, vectors, After(round=2, lineage_id="ab", origin="here"), Path())
+    return of_state(RunPlan.of(run), vectors, After(round=2, lineage_id="ab", origin="here"), Path())
 
 
 def test_an_export_is_an_adapter_that_peft_loads_or_a_merged_model_that_transformers_loads(tmp_path):

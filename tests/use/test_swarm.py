@@ -15,6 +15,7 @@ from peer.data.tokenizer import ByteTokenizer
 from peer.errors import UserError
 from peer.free_weights import layout_of, layout_of_file, read_weights
 from peer.genesis import built_genesis
+from peer.outer.recipe.plan import RunPlan
 from peer.outer.recipe.published import RECIPES
 from peer.outer.recipe.recipe import Recipe
 from peer.protocol.manifest import ORGANISER, parse_manifest
@@ -41,7 +42,7 @@ def test_the_genesis_of_a_script_is_its_trainable_parameters_by_name(tmp_path: P
     assert layout.names == ("0.weight", "1.bias", "1.weight", "2.bias", "2.weight")
     assert layout_of_file(path) == layout
     manifest = parse_manifest(manifest_text(path), "test", ORGANISER)
-    state, *_ = built_genesis(manifest, ByteTokenizer())
+    state, *_ = built_genesis(RunPlan.of(manifest), ByteTokenizer())
     expected = torch.cat([dict(model.named_parameters())[name].detach().flatten() for name in layout.names])
     assert torch.equal(state.anchor, expected)
     flat = torch.empty(layout.numel)
@@ -76,7 +77,7 @@ def test_fragments_need_blocks_that_are_known(tmp_path: Path) -> None:
     atoll.save_weights(network(), tmp_path / "x")
     manifest = parse_manifest(manifest_text(tmp_path / "x", "streaming-diloco"), "test", ORGANISER)
     with pytest.raises(UserError, match="synchronises fragments of transformer blocks"):
-        built_genesis(manifest, ByteTokenizer())
+        built_genesis(RunPlan.of(manifest), ByteTokenizer())
 
 
 def test_atoll_join_has_no_model_for_such_a_run() -> None:

@@ -23,12 +23,14 @@ class MergeRule(ABC):
         kept_rounds: so many rounds in a row without this peer leave its parameters as they are.
         eager: every peer adds its own share of a round to the anchor before the round is over.
         second_iterate: parameters are mixed with a second iterate between rounds (A2CiD2).
+        carries: local <- anchor_new + (local - base), which a device can do by itself.
     """
 
     reads_snapshot: ClassVar[bool] = False
     reads_old_anchor: ClassVar[bool] = False
     eager: ClassVar[bool] = False
     second_iterate: ClassVar[bool] = False
+    carries: ClassVar[bool] = False
     kept_rounds: int = 0
 
     @abstractmethod
@@ -70,6 +72,7 @@ class Carry(MergeRule):
     """local <- anchor_new + (local - base): the anchor plus the progress that no round has carried yet."""
 
     reads_snapshot: ClassVar[bool] = True
+    carries: ClassVar[bool] = True
 
     def merge_(self, local: Tensor, base: Tensor | None, anchor_old: Tensor, anchor_new: Tensor) -> None:  # noqa: ARG002
         if base is None:

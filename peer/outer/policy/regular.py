@@ -1,10 +1,12 @@
-"""What schedules have in common whose rounds begin by themselves: the rounds of a run, one after the other."""
+"""What schedules have in common, and those whose rounds begin by themselves: one after the other."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
+from peer.outer.state.flat_layout import WHOLE, Cut
 from peer.outer.state.fragments import Turn
 
 
@@ -18,14 +20,41 @@ class Event:
     apply_step: int
 
 
-class Regular(ABC):
-    """Schedules whose rounds begin by themselves, one after the other: round number r of the run, counted from 1.
+class Schedule(ABC):
+    """Inner step -> rounds that begin there.
 
     Attributes:
         overlap_steps: steps between sending and applying.
+        warm_start_steps: after which rounds have their usual length.
+        num_fragments: that are synchronised by themselves.
+        cut: how the model is cut into them.
     """
 
-    overlap_steps: int
+    overlap_steps: int = 0
+    warm_start_steps: int = 0
+    num_fragments: int = 1
+    cut: Cut = WHOLE
+
+    @property
+    def steps_per_round(self) -> int:
+        """H: inner steps in which everything is synchronised once."""
+        return 1
+
+    def fitted(self, num_blocks: int) -> Self:  # noqa: ARG002
+        """The same for a model of so many blocks."""
+        return self
+
+    @abstractmethod
+    def events(self, step: int) -> tuple[Event, ...]:
+        """All rounds with `send_step == step`, in ascending order of fragment and round."""
+
+    @abstractmethod
+    def in_words(self) -> str:
+        """`every 500 steps`, `3 fragments, each every 100 steps, applied 1 step later`."""
+
+
+class Regular(Schedule):
+    """Schedules whose rounds begin by themselves, one after the other: round number r of the run, counted from 1."""
 
     @abstractmethod
     def begins(self, round: int) -> int:
@@ -56,6 +85,16 @@ class Regular(ABC):
     def length(self, round: int) -> int:
         """Inner steps of round number `round`, counted from 1."""
         return self.begins(round + 1) - self.begins(round)
+
+    @property
+    def shortest(self) -> int:
+        """The fewest inner steps of any round."""
+        return self.length(1)
+
+    def overlapped(self) -> Self:
+        """The same, but a result is merged as late as the next round begins."""
+        late = max(self.shortest, self.overlap_steps)
+        return replace(self, overlap_steps=late)  # type: ignore[type-var]
 
     def global_step(self, rounds: int, steps_in_round: int) -> float:
         """The run's progress in inner steps of one peer after `rounds` rounds: what learning-rate schedules follow.

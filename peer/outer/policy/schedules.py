@@ -9,22 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Literal, Self
 
 from peer.errors import UserError
-from peer.outer.policy.regular import Event, Regular
+from peer.outer.policy.regular import Event, Regular, Schedule
 from peer.outer.state.flat_layout import Cut
 from peer.outer.state.fragments import Turn, whole
-
-
-class Schedule(Protocol):
-    """Inner step -> rounds that begin there."""
-
-    def events(self, step: int) -> tuple[Event, ...]:
-        """All rounds with `send_step == step`, in ascending order of fragment and round."""
-
-    def in_words(self) -> str:
-        """`every 500 steps`, `3 fragments, each every 100 steps, applied 1 step later`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +62,14 @@ class Every(Regular):
                 f"overlap_steps={self.overlap_steps}: must be in [0, {shortest}], the shortest round",
                 "1 to 5 cost nothing measurable (arXiv 2501.18512)",
             )
+
+    @property
+    def steps_per_round(self) -> int:
+        return self.steps
+
+    @property
+    def shortest(self) -> int:
+        return min(self.length(1), self.steps)
 
     def longest(self, rounds: int | None) -> int:
         """See `Regular.longest`; of an endless run with endless growth, H."""
@@ -162,12 +160,15 @@ class Strided(Regular):
             raise UserError(f"ends={self.ends!r}: must be split or apart", "apart: embeddings and head by themselves")
 
     @property
-    def cut(self) -> Cut:
-        """How the model is cut."""
+    def steps_per_round(self) -> int:
+        return self.period
+
+    @property
+    def cut(self) -> Cut:  # type: ignore[override]
         return Cut(self.num_fragments, self.order, self.ends)
 
-    def fitted(self, num_blocks: int) -> Strided:
-        """The same for a model of so many blocks, as numbers alone."""
+    def fitted(self, num_blocks: int) -> Self:
+        """See `Schedule.fitted`: as numbers alone."""
         if self.blocks_per_fragment is None:
             return self
         least = max(1, min(self.num_fragments, num_blocks))
@@ -201,27 +202,54 @@ class Strided(Regular):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Timer:
+class Timer(Regular):
     """`rate` rounds per step on average, evenly spread: the clock of pair gossip (arXiv 2306.08289).
 
     The paper's clocks are Poisson processes; this one has their mean and no chance. Round k is sent at the first step
     t with floor(rate t) >= k, so a rate above 1 has several rounds at one step.
+
+    Attributes:
+        overlap_steps: steps between sending and applying, at most the shortest round.
     """
 
     rate: float = 1.0
+    overlap_steps: int = 0
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.rate) and self.rate > 0.0):
             raise UserError(f"rate={self.rate}: must be finite and above 0 rounds per step", "published: 1")
+        if not 0 <= self.overlap_steps <= self.shortest:
+            raise UserError(
+                f"overlap_steps={self.overlap_steps}: must be in [0, {self.shortest}], the shortest round",
+                "0 merges at once",
+            )
+
+    @property
+    def steps_per_round(self) -> int:
+        return max(1, round(1.0 / self.rate))
+
+    @property
+    def shortest(self) -> int:
+        return math.floor(1.0 / self.rate)
+
+    def longest(self, rounds: int | None) -> int:  # noqa: ARG002
+        return math.ceil(1.0 / self.rate)
+
+    def begins(self, round: int) -> int:
+        step = math.ceil((round - 1) / self.rate)  # up to what division rounds
+        return next(at for at in range(max(0, step - 1), step + 2) if math.floor(self.rate * at) >= round - 1)
+
+    def turn(self, round: int) -> Turn:
+        return whole(round)
 
     def events(self, step: int) -> tuple[Event, ...]:
         if step <= 0:
             return ()
         before, after = math.floor(self.rate * (step - 1)), math.floor(self.rate * step)
-        return tuple(_event(0, round, step, 0) for round in range(before + 1, after + 1))
+        return tuple(_event(0, round, step, self.overlap_steps) for round in range(before + 1, after + 1))
 
     def in_words(self) -> str:
-        return f"{self.rate:g} times a step"
+        return f"{self.rate:g} times a step" + _later(self.overlap_steps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,7 +261,7 @@ class ChangeState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GradientChange:
+class GradientChange(Schedule):
     """Sync when any peer's gradient norm changes: d = |n_t - n_{t-1}| / n_{t-1} >= delta (SelSync, arXiv 2307.07950).
 
     n_t is an exponential moving average of the norms with factor 2 / (smoothing + 1). The first `smoothing` steps vote

@@ -54,9 +54,11 @@ class WorkAllocator(ABC):
 
     Attributes:
         uneven: it gives unequal peers unequal work.
+        reads_claims: what members say of each other decides what each does of a round.
     """
 
     uneven: ClassVar[bool] = False
+    reads_claims: ClassVar[bool] = False
 
     def most_steps(self, steps: int) -> int:
         """The most of any peer, where the schedule has so many for each."""
@@ -66,9 +68,9 @@ class WorkAllocator(ABC):
         """Of each peer's payload to the one that the recipe names; None where all are alike."""
         return None
 
-    def kept(self, links: Links, codec: TopK) -> tuple[int, ...] | None:  # noqa: ARG002
-        """Values that each peer sends of a block; None where all send as many as the codec says."""
-        return None
+    def codec_of(self, peer: int, links: Links, codec: Codec) -> Codec:  # noqa: ARG002
+        """What a peer writes its contributions with."""
+        return codec
 
     def usual(self, codec: Codec) -> Codec:
         """The codec of a member whose line is like all others."""
@@ -124,6 +126,7 @@ class TimeBalanced(WorkAllocator):
     """
 
     uneven: ClassVar[bool] = True
+    reads_claims: ClassVar[bool] = True
     most: float = 2.0
 
     def __post_init__(self) -> None:
@@ -168,6 +171,7 @@ class AdaptiveTopK(EvenSplit):
         minimum: least fraction that any link sends.
     """
 
+    reads_claims: ClassVar[bool] = True
     base_ratio: float
     minimum: float = 0.0
 
@@ -178,7 +182,12 @@ class AdaptiveTopK(EvenSplit):
         return tuple(ratio / self.base_ratio for ratio in self.ratios(links))
 
     def kept(self, links: Links, codec: TopK) -> tuple[int, ...]:
+        """Values that each peer sends of a block."""
         return tuple(max(1, round(codec.block * ratio)) for ratio in self.ratios(links))
+
+    def codec_of(self, peer: int, links: Links, codec: Codec) -> Codec:
+        assert isinstance(codec, TopK), f"{codec.name} is no top-k"
+        return codec.keeping(self.kept(links, codec)[peer])
 
     def usual(self, codec: Codec) -> Codec:
         assert isinstance(codec, TopK), f"{codec.name} is no top-k"

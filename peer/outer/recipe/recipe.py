@@ -22,18 +22,16 @@ from peer.outer.policy.backup import Backup
 from peer.outer.policy.local_rules import LocalRule, Plain, Proximal, PseudoSync, Replay
 from peer.outer.policy.merge_rules import Accelerated, Carry, Eager, Elastic, Keep, MergeRule, Mix
 from peer.outer.policy.moments import Desynced
-from peer.outer.policy.regular import Regular
+from peer.outer.policy.regular import Regular, Schedule
 from peer.outer.policy.schedules import Every, GradientChange, Strided, Timer
 from peer.outer.policy.straggler import ComputeTimeout, Quorum, StragglerPolicy, WaitAll
 from peer.outer.policy.work_allocation import AdaptiveTopK, EvenSplit, TimeBalanced, WorkAllocator
 from peer.outer.recipe.registry import AGGREGATORS, OUTER
-from peer.outer.state.flat_layout import WHOLE, Cut
+from peer.outer.state.flat_layout import Cut
 from peer.outer.state.fragments import Turns, whole
 from peer.outer.state.gossip_mixing import a2cid2_coefficients, chi
 from peer.outer.topology.topologies import AllPeers, BandwidthMatching, Groups, Neighbours, RandomPairs, Topology
 from peer.protocol.manifest import InnerSpec
-
-Schedule = Every | Strided | GradientChange | Timer
 
 PARTS: Final[Mapping[str, Mapping[str, type]]] = MappingProxyType(
     {
@@ -166,29 +164,25 @@ class Recipe:
     @property
     def steps_per_round(self) -> int:
         """H: inner steps in which everything is synchronised once."""
-        if isinstance(self.schedule, Every):
-            return self.schedule.steps
-        return self.schedule.period if isinstance(self.schedule, Strided) else 1
+        return self.schedule.steps_per_round
 
     @property
     def overlap_steps(self) -> int:
         """Steps between sending and applying."""
-        return self.schedule.overlap_steps if isinstance(self.schedule, Every | Strided) else 0
+        return self.schedule.overlap_steps
 
     @property
     def num_fragments(self) -> int:
         """How many fragments are synchronised by themselves."""
-        return self.schedule.num_fragments if isinstance(self.schedule, Strided) else 1
+        return self.schedule.num_fragments
 
     @property
     def cut(self) -> Cut:
         """How the model is cut into them."""
-        return self.schedule.cut if isinstance(self.schedule, Strided) else WHOLE
+        return self.schedule.cut
 
     def fitted(self, num_blocks: int) -> Recipe:
         """The same recipe for a model of so many blocks."""
-        if not isinstance(self.schedule, Strided):
-            return self
         return replace(self, schedule=self.schedule.fitted(num_blocks))
 
     @property
@@ -241,17 +235,14 @@ class Recipe:
 
         Where peers call for rounds it is what the gradient norm is smoothed over.
         """
-        if isinstance(self.schedule, GradientChange):
-            return self.schedule.smoothing
+        if self.votes is not None:
+            return self.votes.smoothing
         return self.allocator.most_steps(self.rounds.longest(rounds))
 
     @property
     def fewest_steps(self) -> int:
         """Inner steps from one round of a swarm to the next, at least."""
-        if isinstance(self.schedule, GradientChange) or self.allocator.uneven:
-            return 1
-        shortest = self.rounds.length(1)
-        return min(shortest, self.schedule.steps) if isinstance(self.schedule, Every) else shortest
+        return 1 if self.votes is not None or self.allocator.uneven else self.rounds.shortest
 
     @property
     def rounds(self) -> Regular:
@@ -293,6 +284,8 @@ def paced(schedule: Schedule, steps: int, name: str) -> Schedule:
             schedule, period=steps, num_fragments=min(schedule.num_fragments, steps),
             overlap_steps=min(schedule.overlap_steps, steps),
         )
+    if isinstance(schedule, Timer):
+        return replace(schedule, rate=1.0 / steps, overlap_steps=min(schedule.overlap_steps, steps))
     if isinstance(schedule, Every):
         overlap = steps if schedule.overlap_steps == schedule.steps else min(schedule.overlap_steps, steps)
         limit = None if schedule.max_steps is None else max(schedule.max_steps, steps)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from peer.errors import UserError, did_you_mean
 from peer.outer.optim.optimizers import OuterOptimizer
 from peer.outer.policy.backup import Backup
-from peer.outer.policy.schedules import Every, GradientChange, Strided
+from peer.outer.policy.schedules import Strided, Timer
 from peer.outer.policy.straggler import Quorum, WaitAll
-from peer.outer.policy.work_allocation import EvenSplit
 from peer.outer.recipe.published import RECIPES
 from peer.outer.recipe.recipe import PARTS, Recipe, paced, word_of
 from peer.outer.recipe.validation import LEAST_TO_JUDGE, checked
@@ -52,53 +51,96 @@ def swarm_recipe(spec: RecipeSpec) -> Recipe:
         UserError: as `resolve`; and a recipe with a part that only the simulator has, naming it.
     """
     recipe = resolve(spec)
-    for part, needed in missing_on_a_swarm(recipe):
+    for part, why, instead in missing_on_a_swarm(recipe):
         value = getattr(recipe, part)
-        able = [name for name, other in RECIPES.items() if not missing_on_a_swarm(other)]
         word = value if isinstance(value, str) else word_of(part, value)
         raise UserError(
-            f"recipe {spec.name!r} has {part} {word!r}, which peers over a network do not speak yet; "
-            f"they need {needed}",
-            f"try it with 'atoll simulate', or choose a recipe that runs on a swarm: {', '.join(able)}",
+            f"recipe {spec.name!r} has {part} {word!r}, which real peers do not run: {why}",
+            f"{instead}; or try it with 'atoll simulate'",
         )
     if recipe.gossips and recipe.aggregator.robust and (problem := unguarded(recipe)) is not None:
         raise UserError(f"recipe {spec.name!r}: {problem[0]}", f"{problem[1]}, or aggregator: mean")
     return recipe
 
 
-def missing_on_a_swarm(recipe: Recipe) -> list[tuple[str, str]]:
-    """(part, what it must be) for each part that `peer.swarm` and `peer.link` cannot do."""
-    gossips = recipe.gossips
-    dense_means = recipe.dense and isinstance(recipe.schedule, Every) and not recipe.overlap_steps
-    spoken = recipe.payload != "gradient" if gossips else dense_means or not recipe.shares_mean
-    # a sparse codec of parameters is a mask that all draw alike
-    masked = recipe.payload == "parameters" and not recipe.merge.second_iterate
-    if isinstance(recipe.schedule, GradientChange):
-        scheduled = not gossips
-    else:
-        scheduled = isinstance(recipe.schedule, Every) and not (gossips and recipe.overlap_steps)
-        if isinstance(recipe.schedule, Strided):
-            scheduled = not gossips and recipe.overlap_steps <= recipe.fewest_steps
-    quorum = isinstance(recipe.straggler, Quorum) and recipe.payload == "delta" and not gossips
-    quorum = quorum or (isinstance(recipe.straggler, Backup) and recipe.shares_mean)
-    waits = recipe.straggler == WaitAll() or (quorum and recipe.votes is None)
-    if (timeout := recipe.straggler.timeout) is not None:
-        waits = recipe.payload == "gradient" and timeout.normalise == "computed"
-    able = {
-        ("payload", "delta; without gossip gradient, or parameters with a dense codec and schedule every"): spoken,
-        ("exchange", "reduce, or payload parameters"): recipe.exchange == "reduce" or not gossips or masked,
-        ("compressor", "a codec of fixed size, such as top64/4096+int2"): recipe.codec().fixed_size or not gossips,
-        ("schedule", "every; with overlap_steps, strided or gradient-change: without gossip"): scheduled,
-        ("merge", "carry, mix, elastic or eager"): gossips or not recipe.merge.second_iterate,
-        (
-            "straggler",
-            "wait, as rounds.straggler_wait_s says; quorum, of deltas; backup, of parameters; "
-            "compute-timeout, of gradients",
-        ): waits,
-        ("allocator", "even"): recipe.allocator == EvenSplit() or not gossips,
-        ("moments", "none: a payload holds parameters alone"): recipe.moments is None,
-    }
-    return [key for key, can in able.items() if not can]
+def missing_on_a_swarm(recipe: Recipe) -> list[tuple[str, str, str]]:
+    """(part, why, what to do instead) for each part that `peer.swarm` and `peer.link` cannot do."""
+    lacks = _gossip_lacks if recipe.gossips else _group_lacks
+    return [*lacks(recipe), *_both_lack(recipe)]
+
+
+def _both_lack(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
+    schedule, straggler = recipe.schedule, recipe.straggler
+    if recipe.moments is not None:
+        yield "moments", "a payload holds parameters alone: rounds of moments are not built", "set moments: none"
+    if isinstance(schedule, Timer) and schedule.rate > 1.0:
+        yield "schedule", "several rounds after one step are not built", "set schedule: {name: timer, rate: 1}"
+    if straggler.timeout is not None and recipe.payload != "gradient":
+        yield (
+            "straggler", "a time limit for the steps of long rounds is not built",
+            "let the speed of each peer decide: allocator: time-balanced",
+        )
+    elif straggler.timeout is not None and straggler.timeout.normalise != "computed":
+        yield "straggler", "a sum over the planned micro-batches is not built", "set normalise: computed"
+    elif isinstance(straggler, WaitAll) and straggler.deadline_s is not None:
+        yield (
+            "straggler", f"how long a round waits ({straggler.deadline_s:g} s) is a number of the run, not its recipe",
+            f"set rounds: {{straggler_wait_s: {straggler.deadline_s:g}}} and leave deadline_s out",
+        )
+
+
+def _gossip_lacks(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
+    if recipe.exchange == "gather" and recipe.payload == "delta":
+        yield (
+            "exchange", "with payload delta the members of a group also send their anchors in fp32, beside which a "
+            "sparse payload saves less than half",
+            "set exchange: reduce and a dense compressor, or payload: parameters",
+        )
+    elif recipe.exchange == "gather" and recipe.merge.second_iterate:
+        yield "exchange", "a mask on the second iterate is not built", "set exchange: reduce and compressor: fp32"
+    if recipe.votes is not None:
+        yield (
+            "schedule", "a call for a round reaches all peers, and a group of a few cannot answer it for all",
+            "set topology: all",
+        )
+    elif recipe.num_fragments > 1:
+        yield "schedule", "fragments in gossip are not built", "set schedule: {name: every, steps: H}"
+    elif recipe.overlap_steps:
+        yield (
+            "schedule", "a peer of a group trains on and takes up the mean when it has come: no moment is to be chosen",
+            "set overlap_steps: 0",
+        )
+    if recipe.allocator.reads_claims:
+        yield (
+            "allocator", "work is divided by what a group's members measured of each other in its round before, and "
+            "each round draws another group", "set allocator: even",
+        )
+
+
+def _group_lacks(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
+    plain = recipe.dense and recipe.votes is None and recipe.num_fragments == 1 and not recipe.overlap_steps
+    if recipe.shares_mean and not plain:
+        yield (
+            "payload", "from an anchor that all share, the mean of deltas is the mean of parameters, and it can be "
+            "sparse, in fragments and late without loss", "set payload: delta",
+        )
+    if recipe.num_fragments > 1 and recipe.overlap_steps > recipe.fewest_steps:
+        yield (
+            "schedule", "rounds of fragments follow each other in one chain: each is merged before the next is sent",
+            f"set overlap_steps to at most {recipe.fewest_steps}",
+        )
+    if isinstance(recipe.straggler, Quorum) and recipe.shares_mean:
+        yield (
+            "straggler", "late parameters would undo what the others learned meanwhile",
+            "set payload: delta, or straggler: {name: backup, window: 4}",
+        )
+    elif recipe.straggler.asynchronous and recipe.votes is not None:
+        yield "straggler", "a round that a peer calls for is of all", "set straggler: wait"
+    elif isinstance(recipe.straggler, Backup) and recipe.payload == "delta":
+        yield (
+            "straggler", "an anchor that all share connects all peers in every round: a window has nothing to add",
+            "set straggler: {name: quorum, fraction: 0.5}, or payload: parameters",
+        )
 
 
 def unguarded(recipe: Recipe) -> tuple[str, str] | None:

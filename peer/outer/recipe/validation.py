@@ -10,7 +10,7 @@ from peer.outer.optim.turned import Turned
 from peer.outer.policy.backup import Backup
 from peer.outer.policy.local_rules import Plain, Replay
 from peer.outer.policy.merge_rules import Accelerated, Eager, Elastic, Mix
-from peer.outer.policy.schedules import Every, Strided
+from peer.outer.policy.schedules import Every, Strided, Timer
 from peer.outer.policy.straggler import Quorum
 from peer.outer.policy.work_allocation import AdaptiveTopK, TimeBalanced
 from peer.outer.recipe.recipe import Recipe
@@ -191,11 +191,12 @@ def _merges(recipe: Recipe) -> Iterator[Refusal]:
     ):
         yield "merge 'eager' overlaps a whole round", "set schedule: {name: every, steps: H, overlap_steps: H}"
     if isinstance(recipe.merge, Accelerated) and not (
-        recipe.payload == "parameters" and isinstance(recipe.topology, Neighbours) and whole
+        recipe.payload == "parameters" and isinstance(recipe.topology, Neighbours)
+        and isinstance(recipe.schedule, Every | Timer)
     ):
         yield (
             "merge 'accelerated' mixes whole parameters on a graph",
-            "set payload: parameters, topology: neighbours, schedule: {name: every, steps: H}",
+            "set payload: parameters, topology: neighbours, schedule: {name: every, steps: H} or timer",
         )
     if not isinstance(recipe.local, Replay):
         return

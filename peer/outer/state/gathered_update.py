@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, pairwise
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -90,6 +91,7 @@ class GatherFormat(WireFormat):
     seed: int = 0
     fragment: int = 0
     shares: tuple[int, ...] = ()
+    drawn: ClassVar[bool] = True  # type: ignore[misc]
 
     def among(self, shares: Sequence[int]) -> GatherFormat:
         for share in shares:
@@ -123,6 +125,15 @@ class GatherFormat(WireFormat):
     def seed_at(self, round: int) -> int:
         """Of the codec, for the round that carries a state of `round` rounds on."""
         return round_seed(self.seed, self.fragment, round + 1)
+
+    def codec_at(self, round: int) -> Codec:
+        return self.codec.seeded(self.seed_at(round))
+
+    def mean(
+        self, aggregation: Aggregation, payloads: Sequence[Payload], start: int, stop: int, round: int  # noqa: ARG002
+    ) -> tuple[Tensor, Aggregation]:
+        update = self.update(payloads, [1] * len(payloads), round)
+        return update.vector, update.aggregation or aggregation
 
     def broadcast_bytes(self, members: int, place: int) -> list[int]:  # noqa: ARG002
         full, rest = divmod(self.bytes_of(place), SLICE_BYTES)

@@ -190,6 +190,11 @@ class ReduceFormat(WireFormat):
         contributions = [partial(self.codec.decode_range, payload, stop - start) for payload in payloads]
         return aggregation.reduce(contributions, stop - start, write)
 
+    def mean(
+        self, aggregation: Aggregation, payloads: Sequence[Payload], start: int, stop: int, round: int  # noqa: ARG002
+    ) -> tuple[Tensor, Aggregation]:
+        return self.codec.decode(self.reduce(aggregation, payloads, start, stop), stop - start), aggregation
+
     def update(
         self, payloads: Sequence[Payload], weights: Sequence[int], round: int,  # noqa: ARG002
         known: Mapping[int, Tensor] = NOTHING,  # noqa: ARG002

@@ -76,11 +76,13 @@ class WireFormat(ABC):
         exact: whether a payload is exactly as long as is said here; else that is the most.
         cell: elements of what shards are made of whatever the number of members, and what residuals are signed by.
         shares: of the members, where they do not all do the same.
+        drawn: whether a payload depends on what is drawn for its round.
     """
 
     numel: int
     codec: Codec
     exact = True
+    drawn = False
     cell = 1
     shares: tuple[int, ...] = ()
 
@@ -119,6 +121,18 @@ class WireFormat(ABC):
             feedback: what the reducer lost before.
         """
         raise AssertionError(f"{self.codec.name}: payloads are gathered, not reduced")
+
+    def codec_at(self, round: int) -> Codec:  # noqa: ARG002
+        """Of contributions to the round that carries a state of `round` rounds on."""
+        return self.codec
+
+    @abstractmethod
+    def mean(
+        self, aggregation: Aggregation, payloads: Sequence[Payload], start: int, stop: int, round: int
+    ) -> tuple[Tensor, Aggregation]:
+        """What the payloads of [start, stop) come to, where each member computes it by itself, fp32 [stop - start];
+        and the aggregation that saw them. Raises as `update`.
+        """
 
     @abstractmethod
     def broadcast_bytes(self, members: int, place: int) -> list[int]:

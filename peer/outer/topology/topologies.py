@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import itertools
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, Protocol
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,9 +66,16 @@ class Links:
 
 
 
-class Topology(Protocol):
-    """Members -> the groups that average in a round."""
+class Topology(ABC):
+    """Members -> the groups that average in a round.
 
+    Attributes:
+        measures: it draws by what members have measured of the lines between them.
+    """
+
+    measures: ClassVar[bool] = False
+
+    @abstractmethod
     def groups(self, round: int, members: Sequence[int], seed: int, links: Links | None) -> Grouping:
         """A partition of `members`; deterministic. A peer alone in its group keeps its own result.
 
@@ -83,7 +91,7 @@ class Topology(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AllPeers:
+class AllPeers(Topology):
     """One group of all: the exact mean in one round."""
 
     def groups(self, round: int, members: Sequence[int], seed: int, links: Links | None) -> Grouping:  # noqa: ARG002
@@ -92,7 +100,7 @@ class AllPeers:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RandomPairs:
+class RandomPairs(Topology):
     """Consecutive pairs of a permutation seeded by (seed, round) (NoLoCo, arXiv 2506.10911).
 
     Attributes:
@@ -114,7 +122,7 @@ class RandomPairs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Groups:
+class Groups(Topology):
     """Lines of a grid, along another axis each round (Moshpit SGD, arXiv 2103.03239).
 
     The R members stand, in an order drawn once from the seed, on a grid of d = ceil(log_size R) axes no longer than
@@ -150,7 +158,7 @@ class Groups:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Neighbours:
+class Neighbours(Topology):
     """A random matching of a sparse graph's edges each round: the pair events of A2CiD2 (arXiv 2306.08289).
 
     Members stand on the graph in ascending order. Edges are drawn without replacement in an order seeded by (seed,
@@ -187,7 +195,7 @@ class Neighbours:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BandwidthMatching:
+class BandwidthMatching(Topology):
     """One partner each: a random maximum matching of the fast links, refreshed by slow ones (SAPS, arXiv 2002.09692).
 
     Time is cut into windows of `refresh` rounds, or ceil(log2 R) if that is more. While a window has rounds to spare,
@@ -201,6 +209,7 @@ class BandwidthMatching:
         refresh: rounds per window.
     """
 
+    measures: ClassVar[bool] = True
     quantile: float = 0.5
     refresh: int = 10
 

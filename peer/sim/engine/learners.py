@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import torch
 
 from peer.outer.compress.feedback import Encoder
-from peer.outer.compress.topk import TopK
 from peer.outer.policy.local_rules import Spider
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.state.own_part import OwnPart
@@ -65,9 +64,7 @@ class LearnerFactory:
         """Of one peer, one per fragment, with empty residuals."""
         encoders, recipe = [], self._recipe
         for fragment, length in enumerate(self._sync.lengths):
-            own = self._sync.codecs[fragment]
-            if isinstance(own, TopK) and (kept := recipe.allocator.kept(links_of(self._profiles), own)) is not None:
-                own = own.keeping(kept[index])
+            own = recipe.allocator.codec_of(index, links_of(self._profiles), self._sync.codecs[fragment])
             encoders.append(Encoder(own, recipe.feedback, length, revertible=self._revertible))
         return encoders
 

@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 from peer.errors import UserError
-from peer.outer.policy.schedules import Every, GradientChange, Strided
-from peer.outer.policy.straggler import Quorum
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.recipe.resolve import missing_on_a_swarm
 from peer.outer.state.flat_layout import FlatLayout
@@ -139,17 +137,11 @@ def as_joined(recipe: Recipe, wait_s: float) -> Recipe:
     Args:
         wait_s: how long a round waits for members that are late; then they send what they have.
     """
-    recipe, schedule = replace(recipe, straggler=recipe.straggler.within(wait_s)), recipe.schedule
-    if isinstance(schedule, Strided):
-        late = schedule.period // schedule.num_fragments
-    elif isinstance(schedule, Every):
-        late = min(schedule.steps, schedule.warm_start_every if schedule.warm_start_steps else schedule.steps)
-    else:
+    recipe = replace(recipe, straggler=recipe.straggler.within(wait_s))
+    waits = recipe.payload == "gradient" or recipe.votes is not None
+    if waits or recipe.gossips or recipe.straggler.asynchronous:
         return recipe
-    if recipe.payload == "gradient" or recipe.gossips or recipe.straggler.asynchronous:
-        return recipe
-    late = max(late, schedule.overlap_steps)
-    return replace(recipe, schedule=replace(schedule, overlap_steps=late), merge=recipe.late_merge)
+    return replace(recipe, schedule=recipe.rounds.overlapped(), merge=recipe.late_merge)
 
 
 def bandwidth_needed(choice: Choice, layout: FlatLayout, step_s: float, target: float) -> Needed:
@@ -217,8 +209,8 @@ def _layers(parameters: float) -> int:
 
 
 def _note(recipe: Recipe) -> str:
-    if isinstance(recipe.schedule, GradientChange):
+    if recipe.votes is not None:
         return "its rounds depend on the gradients: no round is counted here"
-    if isinstance(recipe.straggler, Quorum):
+    if recipe.straggler.weight(staleness=1) < 1.0:
         return "peers do not wait for each other: late contributions count less"
     return ""

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from peer.outer.policy.schedules import Every
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.state.flat_layout import FlatLayout
 from peer.protocol.manifest import InnerSpec
@@ -100,7 +99,7 @@ def needed_gbit_s(recipe: Recipe, layout: FlatLayout, step_s: float, target: flo
 
 
 def _window(recipe: Recipe, profiles: Profiles) -> tuple[int, int]:
-    warm = recipe.schedule.warm_start_steps if isinstance(recipe.schedule, Every) else 0
+    warm = recipe.schedule.warm_start_steps
     period = max(4, recipe.steps_per_round)
     first, last = (1, 3)
     if recipe.straggler.asynchronous:  # whose rounds follow no steps of their own

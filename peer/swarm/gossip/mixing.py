@@ -23,7 +23,6 @@ from peer.outer.optim.optimizers import Vectors
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.record import Drop
 from peer.outer.round import RoundAborted
-from peer.outer.state.gathered_update import GatherFormat
 from peer.outer.state.gossip_mixing import drift, mix_, move_, pair_
 from peer.outer.state.outer_state import OuterState
 from peer.swarm.round.strategy import blamed
@@ -50,11 +49,6 @@ class Mixing:
         anchors = [_ANCHORS.wire_bytes(stop - start) if self._deltas else 0 for start, stop in self.slices]
         payloads = [state.wire.codec.wire_bytes(stop - start) for start, stop in self.slices]
         self.sizes = [sum(both) for both in zip(payloads, anchors, strict=True)]
-
-    @property
-    def masked(self) -> bool:
-        """Whether a contribution is of coordinates that are drawn for each round."""
-        return isinstance(self.state.wire, GatherFormat)
 
     def accelerate(self, rounds: int, peers: int) -> None:
         """So many rounds after the last one, among so many peers, the next one begins; see `Acceleration`."""
@@ -128,9 +122,7 @@ class Mixture:
     ) -> None:
         recipe, state = mixing.recipe, mixing.state
         self._recipe, self._state, self._wire = recipe, state, state.wire
-        self._codec = self._wire.codec
-        if isinstance(self._wire, GatherFormat):
-            self._codec = self._codec.seeded(self._wire.seed_at(round - 1))
+        self._codec = self._wire.codec_at(round - 1)
         self._round, self._members, self._me, self._snapshot = round, members, me, snapshot
         self._deltas = recipe.payload == "delta"
         self._aggregation = Aggregation(recipe.aggregator, list(weights) if self._deltas else [1] * len(members))
@@ -147,12 +139,7 @@ class Mixture:
         size = self._codec.wire_bytes(stop - start)
         payloads, anchors = [view[:size] for view in views], [view[size:] for view in views]
         with blamed(self._members):
-            if isinstance(self._wire, GatherFormat):  # the coordinates that all have drawn alike
-                update = self._wire.update(payloads, [1] * len(payloads), self._round - 1)
-                mean, self._aggregation = update.vector, update.aggregation or self._aggregation
-            else:
-                reduced = self._wire.reduce(self._aggregation, payloads, start, stop)
-                mean = self._codec.decode(reduced, stop - start)
+            mean, self._aggregation = self._wire.mean(self._aggregation, payloads, start, stop, self._round - 1)
             self._mix(start, stop, mean, payloads, anchors)
 
     def _mix(

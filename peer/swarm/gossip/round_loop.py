@@ -18,7 +18,6 @@ from peer.outer.compress.base import Payload
 from peer.outer.recipe.validation import LEAST_TO_JUDGE
 from peer.outer.record import RoundRecord
 from peer.outer.round import Due, RoundAborted
-from peer.outer.topology.topologies import BandwidthMatching
 from peer.protocol.manifest import MAX_ROUNDS
 from peer.protocol.wire import GossipJoin, roster_digest
 from peer.swarm.gossip.exchange import Frame, GossipExchange
@@ -48,7 +47,7 @@ class GossipRounds(RoundLoop[LocalStateStore]):
         self._mixing = Mixing(recipe, store.state)
         self._rule = context.plan.weight_rule
         self._meter = LineMeter(node, context.directory, context.rng)
-        self._measures = isinstance(recipe.topology, BandwidthMatching)
+        self._measures = recipe.topology.measures
         measured = self._meter.links if self._measures else None
         self._draw = GroupDraw(recipe.topology, manifest.seed, manifest.run_id, node.peer_id, measured)
         self._initial_state = InitialState(context, store, self.control)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from peer.outer.policy.claims import Claim, level_of, lines_of, rate_of
-from peer.outer.policy.work_allocation import Allotment, EvenSplit
+from peer.outer.policy.work_allocation import Allotment
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.state.fragments import Fragments
 from peer.protocol.wire import JoinMessage
@@ -27,7 +27,7 @@ class Allotter:
         self._recipe, self._fragments, self._own_id = recipe, fragments, own_id
         self._tokens_per_step, self._tokens_per_s = tokens_per_step, tokens_per_s
         self._limit = self._up = up_bytes_s
-        self._even = recipe.allocator == EvenSplit()
+        self._even = not recipe.allocator.reads_claims
         self._seen: dict[str, float] = {}
 
     def fragment(self, round: int) -> int:

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peer.errors import UserError
+from peer.outer.policy.regular import Schedule
 from peer.outer.policy.schedules import (
     ChangeState,
     Event,
     Every,
     GradientChange,
-    Schedule,
     Strided,
     Timer,
 )
@@ -109,6 +109,14 @@ def test_a_timer_makes_rate_rounds_per_step(rate: float) -> None:
     assert len(events) == math.floor(rate * 200)
 
 
+@given(rate=st.floats(0.01, 1.0), number=st.integers(1, 300))
+def test_a_timers_rounds_are_those_that_its_steps_have(rate: float, number: int) -> None:
+    timer = Timer(rate=rate)
+    event = timer.event(number)
+    assert timer.events(event.send_step) == (event,)
+    assert timer.shortest <= timer.length(number) <= timer.longest(None)
+
+
 def test_a_timer_of_1_fires_each_step() -> None:
     assert send_steps(Timer(), 4) == [1, 2, 3, 4]
     assert send_steps(Timer(rate=0.5), 5) == [2, 4]
@@ -160,6 +168,7 @@ def test_overflows_and_zeros_do_no_harm() -> None:
         (lambda: Strided(period=5, num_fragments=6), r"num_fragments=6: must be in \[1, period=5\]"),
         (lambda: Strided(period=5, num_fragments=1, overlap_steps=6), r"must be in \[0, period=5\]"),
         (lambda: Timer(rate=0.0), "rate=0.0: must be finite and above 0"),
+        (lambda: Timer(rate=0.3, overlap_steps=4), r"overlap_steps=4: must be in \[0, 3\], the shortest round"),
         (lambda: GradientChange(delta=-0.1), "delta=-0.1: must be at least 0"),
         (lambda: GradientChange(smoothing=0), "smoothing=0: must be at least 1"),
     ],

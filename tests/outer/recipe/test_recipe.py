@@ -349,18 +349,45 @@ SIMULATED = {"des-loc": "moments"}
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_swarm_runs_every_recipe_but_those_whose_payloads_hold_more(name: str) -> None:
     if name in SIMULATED:
-        with pytest.raises(UserError, match=rf"recipe {name!r} has {SIMULATED[name]} .* do not speak yet"):
+        with pytest.raises(UserError, match=rf"recipe {name!r} has {SIMULATED[name]} .*, which real peers do not run"):
             swarm_recipe(RecipeSpec(name=name))
         return
     assert swarm_recipe(RecipeSpec(name=name)) == RECIPES[name]
 
 
-def test_a_swarm_says_which_part_of_a_changed_recipe_it_lacks() -> None:
-    with pytest.raises(UserError, match="which peers over a network do not speak yet; they need even") as caught:
-        swarm_recipe(RecipeSpec(name="noloco", allocator="time-balanced"))
-    assert caught.value.what.startswith("recipe 'noloco' has allocator 'time-balanced'")
+@pytest.mark.parametrize(("name", "overrides", "what", "hint"), [
+    ("noloco", {"compressor": "sparseloco"}, "saves less than half", "exchange: reduce"),
+    ("a2cid2", {"compressor": "saps"}, "a mask on the second iterate is not built", "compressor: fp32"),
+    ("noloco", {"schedule": "selsync"}, "a call for a round reaches all peers", "topology: all"),
+    ("noloco", {"schedule": "streaming-diloco"}, "fragments in gossip are not built", "name: every"),
+    ("noloco", {"schedule": {"overlap_steps": 5}}, "takes up the mean when it has come", "overlap_steps: 0"),
+    ("noloco", {"allocator": "time-balanced"}, "each round draws another group", "allocator: even"),
+    ("a2cid2", {"schedule": {"name": "timer", "rate": 2.0}}, "several rounds after one step", "rate: 1"),
+    ("dybw", {"schedule": {"steps": 4, "overlap_steps": 2}}, "the mean of deltas is the mean of", "payload: delta"),
+    ("streaming-diloco", {"schedule": {"overlap_steps": 60}}, "each is merged before the next", "at most 33"),
+    ("dybw", {"straggler": {"name": "quorum", "count": 2}}, "would undo what the others learned", "name: backup"),
+    ("selsync", {"straggler": {"name": "quorum", "count": 2}}, "a round that a peer calls for", "straggler: wait"),
+    ("diloco", {"straggler": {"name": "backup", "window": 4}}, "a window has nothing to add", "name: quorum"),
+    ("diloco", {"straggler": {"deadline_s": 5.0}}, "(5 s) is a number of the run", "{straggler_wait_s: 5}"),
+    ("diloco", {"straggler": {"name": "compute-timeout", "tau_s": 1.0}}, "is not built", "time-balanced"),
+    ("dropcompute", {"straggler": {"normalise": "fixed"}}, "the planned micro-batches is not built", "computed"),
+], ids=str)
+def test_a_swarm_says_why_it_runs_no_such_part(name: str, overrides: dict[str, Any], what: str, hint: str) -> None:
+    spec = RecipeSpec.model_validate({"name": name, **overrides})
+    resolve(spec)  # the simulator runs it
+    with pytest.raises(UserError, match="which real peers do not run: ") as caught:
+        swarm_recipe(spec)
+    assert what in caught.value.what
+    assert hint in caught.value.hint
     assert "atoll simulate" in caught.value.hint
-    assert all((other in caught.value.hint) != (other in SIMULATED) for other in RECIPES)
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.3])
+def test_a_timer_paces_gossip_and_rounds_of_all(rate: float) -> None:
+    timer = {"name": "timer", "rate": rate}
+    for name in ("a2cid2", "saps", "noloco", "diloco", "dybw"):
+        recipe = swarm_recipe(RecipeSpec(name=name, schedule=timer))
+        assert (recipe.rounds.begins(4), recipe.steps_per_round) == ((3, 1) if rate == 1.0 else (10, 3))
 
 
 def test_infinity_is_described_as_nothing() -> None:

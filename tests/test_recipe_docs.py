@@ -23,6 +23,7 @@ from peer.outer.policy.straggler import Quorum
 from peer.outer.recipe.published import RECIPES
 from peer.outer.recipe.recipe import PARTS, Recipe
 from peer.outer.recipe.resolve import missing_on_a_swarm, resolve
+from peer.outer.recipe.shown import EVIDENCE, Shown
 from peer.outer.topology.topologies import AllPeers, BandwidthMatching, Groups, Neighbours
 from peer.protocol.manifest import RecipeSpec
 from peer.sim.campaign.label import parse_label
@@ -142,6 +143,12 @@ def traffic_cells(recipe: Recipe) -> list[str]:
     ]
 
 
+def shown_row(one: Shown) -> str:
+    """What was run of these recipes with real peers."""
+    names, where = (", ".join(f"`{word}`" for word in words) for words in (one.recipes, one.where))
+    return f"| {names} | {one.beside} | {one.what} | {where} |"
+
+
 # tests ----------------------------------------------------------------------------------------------------------------
 
 
@@ -193,6 +200,20 @@ def test_the_bits_of_the_sparse_examples() -> None:
 def test_the_table_of_traffic() -> None:
     table = rows(section("Traffic"))
     assert table == {name: traffic_cells(recipe) for name, recipe in RECIPES.items()}
+
+
+def test_what_was_run_where() -> None:
+    assert sorted(name for one in EVIDENCE for name in one.recipes) == sorted(
+        name for name, recipe in RECIPES.items() if not missing_on_a_swarm(recipe)
+    )
+    table = [line for line in section("What was run where").splitlines() if line.startswith("| `")]
+    assert table == list(map(shown_row, EVIDENCE))
+    for one in EVIDENCE:
+        text = "".join((ROOT / path).read_text(encoding="utf-8") for path in one.where)
+        assert [name for name in one.recipes if not re.search(rf"(name: |\"){name}\b", text)] == []
+        if any(path.startswith("tests/network") for path in one.where):
+            assert "kill" in text.lower()
+            assert "late" in text
 
 
 def test_which_recipes_run_on_a_swarm() -> None:
@@ -256,5 +277,6 @@ if __name__ == "__main__":
         print(f"| `{name}` | {bits_cell(name)} | {dense.block} |")
     for expression in rows(section("Sparse codecs", section("Codecs"), level=3)):
         print(f"| `{expression}` | {'' if bound(expression).fixed_size else 'at most '}{bits_cell(expression)} |")
+    print(*map(shown_row, EVIDENCE), sep="\n")
     for name, recipe in RECIPES.items():
         print("|", " | ".join([f"`{name}`", *traffic_cells(recipe)]), "|")

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from peer.outer.policy.schedules import every
 from peer.outer.recipe.recipe import Recipe, describe
-from peer.outer.recipe.resolve import missing_on_a_swarm
+from peer.outer.recipe.shown import BESIDE
 from peer.telemetry.figures import human_bytes, human_count, human_duration
 
 WIDE_COLUMNS, FILE_COLUMNS = 130, 150
@@ -28,16 +28,18 @@ def simulator_console() -> Console:
 
 
 def recipes_table(recipes: Iterable[Recipe], columns: int) -> Table:
-    """All recipes, one a line, and whether real peers train with it; below WIDE_COLUMNS a paper is its number alone."""
-    table = new_table("name", "on", "payload", "when", "codec", "exchange", "outer", "source")
+    """All recipes, one a line, and how near real peers came to the simulator with it, see `Shown`; below WIDE_COLUMNS
+    a paper is its number alone.
+    """
+    table = new_table("name", "real peers", "payload", "when", "codec", "exchange", "outer", "source")
     table.columns[0].no_wrap = True
     for recipe in recipes:
         feedback = " + feedback" if recipe.feedback is not None else ""
         source = recipe.source if columns >= WIDE_COLUMNS else " ".join(_PAPER.findall(recipe.source))
         table.add_row(
-            Text(recipe.name, style="bold"), "simulator" if missing_on_a_swarm(recipe) else "swarm", recipe.payload,
-            recipe.schedule.in_words(), recipe.compressor + feedback,
-            recipe.exchange, describe(recipe)["outer"]["name"], Text(source or "-", style="dim"),
+            Text(recipe.name, style="bold"), BESIDE.get(recipe.name, "-"), recipe.payload, recipe.schedule.in_words(),
+            recipe.compressor + feedback, recipe.exchange, describe(recipe)["outer"]["name"],
+            Text(source or "-", style="dim"),
         )
     return table
 

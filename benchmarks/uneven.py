@@ -13,7 +13,7 @@ from benchmarks.wan import DELAY_MS, LOOK_S, STEP_S, STEPS, Case, Machines, mani
 from peer.errors import UserError
 from peer.protocol.manifest import parse_manifest
 
-NAME, MBIT, WEAK_MBIT, WARM_ROUNDS, GOAL = "uneven", 20.0, 5.0, 4, 95.0
+NAME, MBIT, WEAK_MBIT, WARM_ROUNDS, GOAL = "uneven", 25.0, 5.0, 4, 95.0
 ABOUT = "What a fourth peer, ten times slower or on 5 Mbit/s, costs three others with paba, and what of its work counts"
 NOTES = """\
 Real peers (`atoll join`) train the quickstart's model of 0.8M parameters with `paba` in fp32, each in a network

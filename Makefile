@@ -9,9 +9,11 @@ REPORT ?=
 SEED ?= 17
 MINUTES ?= 60
 RESUME ?=
+RECIPES := $(patsubst %,tests/network/test_%.py,local_rules shared_steps every_step gossip quorum backup called_rounds \
+	uneven_peers limits streaming)
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo lint docs test page long slices architectures bench dist chaos clean
+.PHONY: help env demo lint docs test page long slices recipes architectures bench dist chaos clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,6 +59,9 @@ page: env ## the bootstrap's page in Chromium, which is installed if there is no
 
 slices: env ## real swarms under kills, attacks, partitions, bad links, floods, wrong clocks, NAT: slices of the campaigns
 	$(BIN)/pytest tests/network/chaos -x -q -m "not long" -n 3 --dist worksteal  # they wait more than they compute
+
+recipes: env ## the long tests of recipes on real agents: beside the simulator, through a kill and with a late join
+	$(BIN)/pytest $(RECIPES) -x -q -m long -n 3 --dist worksteal  # they wait more than they compute
 
 architectures: env ## every causal architecture of transformers, tiny, through atoll simulate; into docs/models.md
 	$(BIN)/python -m tests.sim.architectures

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from tests.network.harness import TestSwarm
 from tests.network.members import Member
 
@@ -42,6 +44,31 @@ def test_everybody_comes_to_a_round_that_one_peer_calls_for(make_swarm: MakeSwar
     late.grad_norm = 10.0
     together = [*members, late]
     swarm.drive_together(together, lambda: len(late.committed[-1].members if late.committed else ()) == 4, LONG_S / 3)
+
+
+@pytest.mark.long
+def test_called_rounds_go_on_without_a_killed_peer_and_with_a_newcomer(make_swarm: MakeSwarm) -> None:
+    recipe = f"name: selsync, schedule: {{delta: 0.5, smoothing: {SMOOTHING}}}"
+    swarm = make_swarm(wait=3.0, recipe=recipe)
+    swarm.manifest_text = swarm.manifest_text.replace(", steps_per_round: 5", "")
+    swarm.bootstrap()
+    members = swarm.add("a", "b", "c")
+    swarm.drive_together(members, lambda: all(m.committed and m.at_rest and steps(m) > 10 for m in members))
+    members.pop().kill()
+    before, calls = members[0].round, members[0]
+    for _ in range(5):
+        calls.grad_norm *= 10.0  # more than half of the average, however often
+        at = calls.round
+        digests = swarm.drive_together(members, lambda at=at: calls.round > at)
+        assert len(digests) == 1
+    assert {len(record.members) for record in calls.committed if record.round > before} == {2}
+    (late,) = swarm.add("late")
+    members.append(late)
+    goal = steps(late) + 20
+    swarm.drive(lambda: steps(late) >= goal)
+    late.grad_norm = 10.0
+    digests = swarm.drive_together(members, lambda: bool(late.committed) and len(late.committed[-1].members) == 3)
+    assert len(digests) == 1
 
 
 def steps(member: Member) -> int:

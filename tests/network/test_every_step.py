@@ -33,7 +33,8 @@ def join(tmp_path: Path) -> Iterator[Join]:
 @pytest.mark.parametrize(
     ("recipe", "optimizer"),
     [
-        ("demo", "adamw"), pytest.param("dropcompute", "adamw", marks=pytest.mark.long),
+        ("demo", "adamw"), pytest.param("distro", "adamw", marks=pytest.mark.long),
+        pytest.param("dropcompute", "adamw", marks=pytest.mark.long),
         pytest.param("ddp", "muon", marks=pytest.mark.long),
     ],
 )
@@ -67,8 +68,9 @@ def test_peers_step_together_through_a_kill_and_with_a_newcomer(
     assert sum(bool(record["stood"]) for record in first.committed) > 0.8 * len(first.committed)
     losses = [step["loss"] for step in first.events("step")]
     assert losses[0] > 5.0
-    assert min(losses[-5:]) < 4.5  # one step in front of the first anchor, or a hundred: all of them are the swarm's
+    most, ahead = (4.8, 2) if recipe == "distro" else (4.5, 1)  # which applies a gradient one step late
+    assert min(losses[-5:]) < most  # one step in front of the first anchor, or a hundred: all of them are the swarm's
     for peer in left:
         committed = len(peer.committed)
         caught_up = sum(event["status"] == "caught_up" for event in peer.events("round"))
-        assert committed <= peer.step <= committed + caught_up + 1  # a gradient a round, or that others went on without
+        assert committed <= peer.step <= committed + caught_up + ahead  # a gradient a round, or others had it

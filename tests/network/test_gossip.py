@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import pytest
 import torch
 
+from peer.outer.topology.topologies import Neighbours
+from peer.swarm.gossip.group_draw import number_of
 from peer.swarm.gossip.line_meter import spoken
 from tests.network.harness import TestSwarm
 from tests.network.members import Member
@@ -75,14 +78,28 @@ def test_a_few_parameters_of_all_bring_peers_together_through_a_kill_and_with_a_
 
 
 @pytest.mark.long
-def test_neighbours_on_a_ring_come_closer_with_a_second_iterate_through_a_kill_and_with_a_newcomer(
-    make_swarm: MakeSwarm,
+@pytest.mark.parametrize(("graph", "names", "rate"), [
+    ("ring", "abcd", 1.0), ("ring", "abcd", 0.5), ("torus", "abcdef", 1.0),
+])  # fmt: skip
+def test_neighbours_come_closer_with_a_second_iterate_through_a_kill_and_with_a_newcomer(
+    make_swarm: MakeSwarm, graph: Literal["ring", "torus"], names: str, rate: float
 ) -> None:
-    swarm = make_swarm(steps=1, wait=1.0, recipe="name: a2cid2, aggregator: mean")
+    topology, timer = f"topology: {{graph: {graph}}}", f"schedule: {{name: timer, rate: {rate}}}"
+    swarm = make_swarm(wait=1.0, recipe=f"name: a2cid2, aggregator: mean, {topology}, {timer}")
+    swarm.manifest_text = swarm.manifest_text.replace(", steps_per_round: 5", "")
     swarm.bootstrap()
-    members = swarm.add("a", "b", "c", "d")  # on a ring of three nothing is accelerated
-    began = counted(members)
-    swarm.drive(lambda: pairs_since(members, began))
+    members = swarm.add(*names)  # on a ring of three nothing is accelerated
+    swarm.drive(lambda: all(member.swarm and len(member.swarm.peers) == len(members) for member in members))
+    began, at = counted(members), max(member.round for member in members) + 1  # a round that all draw with this view
+    swarm.drive(lambda: pairs_since(members, began), 90.0)
+    assert all(member.sync.step >= (len(member.committed) - 1) / rate for member in members)
+    numbers = {member.peer_id: number_of(member.run_id, member.peer_id) for member in members}
+    edges = Neighbours(graph=graph).edges(list(numbers.values()))
+    records = [record for member in members for record in member.committed if record.round > at]
+    pairs = {tuple(sorted(numbers[one] for one in record.members)) for record in records if len(record.members) == 2}
+    assert len(pairs) >= 3
+    assert pairs <= set(edges)
+    assert len(edges) == (4 if graph == "ring" else 9)
     apart = spread(members)
     ahead = [member.sync.memory.buffers[0] for member in members if member.sync is not None]
     assert all(float(buffer.norm()) > 0.0 for buffer in ahead)

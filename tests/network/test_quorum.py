@@ -139,3 +139,10 @@ def test_fragments_go_on_without_the_slowest_and_take_its_work_later(make_swarm:
     weights = [dict(zip(one.members, one.weights, strict=True))[slow.peer_id] for one in slow.committed]
     assert weights[-1] >= TOKENS_PER_STEP
     assert len(swarm.drive_together(members, timeout_s=60.0)) == 1
+
+    b.kill()
+    (late,) = swarm.add("late")
+    late.pace, goal, others = 5, a.round + 10, [a, slow, late]  # five rounds of each fragment
+    digests = swarm.drive_together(others, lambda: a.round >= goal and len(late.committed) >= 2, 120.0)
+    assert len(digests) == 1
+    assert all(torch.equal(a.sync.memory.anchor, other.sync.memory.anchor) for other in others)

@@ -1,14 +1,21 @@
-"""paba over real agents: one member ten times slower, and one whose line sends 5 Mbit/s."""
+"""Unlike members over real agents: one ten times slower, one whose line sends 5 Mbit/s, one that claims too much."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
 
 import pytest
 
 from peer.protocol.line_limits import LineLimits
+from peer.protocol.manifest import parse_manifest
+from peer.swarm.agent import process as agent
+from peer.swarm.group.allotter import Allotter
+from tests.network.forked import ForkedAgent
 from tests.network.harness import TestSwarm
 from tests.network.members import TOKENS_PER_STEP, Member
+from tests.network.trained import LockstepMember, drive_lockstep, task_of
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.long]
 WARM, ROUNDS = 4, 10
@@ -70,3 +77,77 @@ def test_a_line_of_5_mbit_reduces_nothing_and_all_work_counts(make_swarm: Callab
     assert typical[1] == pytest.approx(1.0, abs=0.1)  # P (1 + (R - 2) s), of s = 0
     assert typical[0] == pytest.approx(1.5, abs=0.1)  # of s = 1/2
     assert slow.sync._allotted < fast.sync._allotted
+
+
+CLAIMED = 10.0  # times the truth
+
+
+def boast() -> None:
+    """An agent whose joins say that it is ten times as fast, and its line."""
+    honest = Allotter.claims
+
+    def claims(self: Allotter, group: str | None) -> dict[str, Any]:
+        said = honest(self, group)
+        return {**said, "speed": round(CLAIMED * said["speed"]), "up": round(CLAIMED * said["up"])}
+
+    Allotter.claims = claims  # type: ignore[method-assign]
+    agent.main()
+
+
+def with_boaster(swarm: TestSwarm, name: str) -> None:
+    """The agent of this name is one; it is forked, so that no other is."""
+    honest = swarm._agent
+    swarm._agent = lambda folder: (  # type: ignore[method-assign]
+        ForkedAgent(folder / "agent.log", main=boast) if folder.name == name else honest(folder)
+    )
+
+
+def shares_of(members: list[Member], payload: int) -> list[dict[int, float]]:
+    """Of each member by round: the share that it reduced. A butterfly of three sends P (1 + s)."""
+    return [{record.round: record.bytes_sent / payload - 1.0 for record in member.committed} for member in members]
+
+
+def test_claims_of_ten_times_the_speed_and_bandwidth_move_no_share_once_it_is_measured(
+    make_swarm: Callable[..., TestSwarm]
+) -> None:
+    swarm = make_swarm(steps=20, hidden=128, min_group=3, recipe="name: paba, aggregator: mean")
+    swarm.limits = {name: LineLimits(up_mbit=20.0) for name in "abc"}
+    with_boaster(swarm, "c")
+    swarm.bootstrap()
+    members = swarm.add("a", "b", "c")
+    swarm.drive(lambda: all(member.round >= WARM + ROUNDS for member in members), 200.0)
+    payload = 4 * members[0].sync.memory.anchor.numel()
+    shares = shares_of(members, payload)
+    rounds = sorted(set.intersection(*map(set, shares)))
+    assert max(shares[2][number] for number in rounds) <= 2 / 3 + 0.02  # twice the even part, at the most
+    last = [sum(own[number] for number in rounds[-5:]) / 5 for own in shares]
+    assert last == pytest.approx([1 / 3] * 3, abs=0.1)  # others read a line to the nearest half octave
+    steps = [member.sync._allotted for member in members]
+    assert sum(steps) == pytest.approx(60, abs=3)
+    assert max(steps) <= 1.25 * min(steps)  # the tokens of a round, which all count, are the speed
+
+
+def test_a_claim_of_ten_times_the_bandwidth_moves_no_ratio_once_it_is_measured(
+    make_swarm: Callable[..., TestSwarm]
+) -> None:
+    recipe = "name: fusionllm-adatopk, aggregator: mean, allocator: {base_ratio: 0.2}"
+    swarm = make_swarm(steps=1, hidden=128, min_group=3, recipe=recipe)
+    manifest = parse_manifest(swarm.manifest_text.encode(), "test")
+    task = task_of(manifest)
+    swarm.kind, swarm.shapes = partial(LockstepMember, manifest=manifest), task.layout.shapes
+    swarm.limits = {name: LineLimits(up_mbit=20.0) for name in "abc"}
+    with_boaster(swarm, "c")
+    swarm.bootstrap()
+    members = cast("list[LockstepMember]", swarm.add("a", "b", "c"))
+    for index, member in enumerate(members):
+        member.batches = task.batches(index)
+    drive_lockstep(swarm, lambda: all(len(member.committed) >= WARM + ROUNDS for member in members))
+    sent = [{record.round: record.bytes_sent for record in member.committed} for member in members]
+    parts = [
+        [own[number] / sum(each[number] for each in sent) for own in sent]
+        for number in sorted(set.intersection(*map(set, sent)))
+    ]
+    assert max(part[2] for part in parts) <= 2 / 3 + 0.02
+    assert min(part[at] for part in parts for at in (0, 1)) >= 1 / 6 - 0.02
+    last = [sum(part[at] for part in parts[-5:]) / 5 for at in range(3)]
+    assert last == pytest.approx([1 / 3] * 3, abs=0.1)

@@ -40,7 +40,10 @@ from peer.train.step import Trainer
 from tests.network.harness import TestSwarm
 from tests.network.members import Member
 
-INNER = InnerSpec(optimizer="adamw", learning_rate=3e-3, warmup_steps=0, min_learning_rate_ratio=1.0, batch_sequences=4)
+INNER = InnerSpec(
+    optimizer="adamw", learning_rate=3e-3, warmup_steps=0, min_learning_rate_ratio=1.0, batch_sequences=4,
+    max_grad_norm=1e9,  # a trainer that clips sums the squares in another order than the simulator
+)  # fmt: skip
 
 
 def task_of(manifest: RunManifest) -> LanguageTask:
@@ -61,10 +64,11 @@ class TrainedMember(Member):
     def local(self, memory: SharedState, recipe: Recipe, fragments: Sequence[int]) -> LocalAnchor:
         assert self.manifest is not None
         model = build_initial_model(self.manifest, ByteTokenizer())
-        layout, optimizer = FlatLayout.of(model), build_optimizer(model, INNER)
-        hook, again = hook_of(recipe.local, model, layout, optimizer, INNER)
+        inner = recipe.inner_settings(INNER)
+        layout, optimizer = FlatLayout.of(model), build_optimizer(model, inner)
+        hook, again = hook_of(recipe.local, model, layout, optimizer, inner)
         second = trajectory_of(recipe.local, layout, again, partial(ModelReplica, layout))
-        self.trainer = Trainer(model, optimizer, INNER, lambda: INNER.learning_rate, hook=hook)
+        self.trainer = Trainer(model, optimizer, inner, lambda: inner.learning_rate, hook=hook)
         self.parameters = ModelReplica(layout, model)
         return LocalAnchor(memory, self.parameters, recipe.optimizer, recipe.late_merge, fragments, hook, second)
 
@@ -150,6 +154,13 @@ def simulated(
         simulation.sync.commit = commit_in_order  # type: ignore[method-assign]
     simulation.run()
     return [replica.learner for replica in simulation.replicas if replica.learner is not None]
+
+
+def orders_of(members: Sequence[Member]) -> list[list[int]]:
+    """The places of the members of each round among these, in the order of its roster."""
+    places = {member.peer_id: place for place, member in enumerate(members)}
+    rosters = {record.round: record.members for member in members for record in member.committed}
+    return [[places[peer_id] for peer_id in rosters[number]] for number in sorted(rosters)]
 
 
 def all_seen(members: Sequence[Member]) -> bool:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from peer.errors import UserError
+from peer.outer.recipe.plan import RunPlan
 from peer.protocol.manifest import RunManifest
 from peer.run.hardware import compute_of
 from peer.settings import load_settings
@@ -30,10 +31,10 @@ ADAPTED = manifest(adapter={"r": 8})
 def test_what_cannot_have_a_base_in_4_bits_is_refused_with_the_reason(monkeypatch):
     settings = load_settings({"load_in_4bit": True, "device": "cpu"}, None, {})
     with pytest.raises(UserError, match=r"load_in_4bit=True: it needs a CUDA card, and the device is cpu") as caught:
-        compute_of(settings, ADAPTED)
+        compute_of(settings, RunPlan.of(ADAPTED))
     assert caught.value.hint == "leave it off"
     with pytest.raises(UserError, match="this run trains the whole model"):
-        compute_of(settings, manifest())
+        compute_of(settings, RunPlan.of(manifest()))
     with pytest.raises(UserError, match="the peer has 2 devices"):
         check_four_bit(ADAPTED.model, CUDA, 2)
     monkeypatch.setattr(four_bit.importlib.util, "find_spec", lambda name: None if name == "bitsandbytes" else name)
@@ -42,7 +43,7 @@ def test_what_cannot_have_a_base_in_4_bits_is_refused_with_the_reason(monkeypatc
     assert "pip install '.[bitsandbytes]'" in caught.value.hint
     monkeypatch.setattr(four_bit.importlib.util, "find_spec", lambda name: ModuleSpec(name, None))
     check_four_bit(ADAPTED.model, CUDA, 1)
-    assert not compute_of(load_settings({"device": "cpu"}, None, {}), ADAPTED).four_bit
+    assert not compute_of(load_settings({"device": "cpu"}, None, {}), RunPlan.of(ADAPTED)).four_bit
 
 
 @pytest.mark.parametrize(

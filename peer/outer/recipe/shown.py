@@ -41,12 +41,17 @@ EVIDENCE: Final = (
     ),
     Shown(
         recipes=(
-            "lagoon", "fedavg", "fedadagrad", "fedadam", "fedyogi", "fedprox", "easgd", "papa", "fedglomo", "diloco",
-            "opendiloco", "intellect1", "eager-diloco", "heloco", "muloco", "sparseloco", "covenant", "pier", "edit",
+            "fedavg", "fedadagrad", "fedadam", "fedyogi", "fedprox", "easgd", "papa", "fedglomo", "diloco",
+            "opendiloco", "intellect1", "eager-diloco", "heloco", "sparseloco", "covenant", "pier", "edit",
             "palsgd", "paba",
         ),
         beside="within 2e-6", what=f"{_AGENTS}, AdamW inside; paba of unequal speeds, edit gathered",
         where=("tests/network/test_local_rules.py",),
+    ),
+    Shown(
+        recipes=("lagoon", "muloco"), beside="bit for bit",
+        what=f"{_AGENTS}; their rounds in memory are the simulator's",
+        where=("tests/network/test_local_rules.py", "tests/sim/test_production.py"),
     ),
     Shown(
         recipes=("streaming-diloco",), beside="bit for bit",

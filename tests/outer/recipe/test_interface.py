@@ -19,13 +19,15 @@ RESOLVES = {"RunPlan.of", "swarm_recipe", "resolve"}
 # machine before there is one, a rank, a command on a checkpoint.
 RESOLVED = {
     "swarm/agent/session.py", "swarm/observe/reader.py", "swarm/observe/chain_reader.py", "run/assemble.py",
-    "run/device_checks.py", "run/follower.py", "use/trained.py", "use/upload_state.py",
+    "run/device_checks.py", "run/follower.py", "run/task_scores.py", "use/trained.py", "use/upload_state.py",
 }  # fmt: skip
 
 
 def asked(source: str) -> list[str]:
-    """Where a module asks which part something is: `line: part`."""
-    return [f"{line}: {name}" for node in ast.walk(ast.parse(source)) for line, name in _asked(node) if name in KINDS]
+    """Where a module asks which part something is, unless it defines that part: `line: part`."""
+    nodes = list(ast.walk(ast.parse(source)))
+    kinds = KINDS - {node.name for node in nodes if isinstance(node, ast.ClassDef)}
+    return [f"{line}: {name}" for node in nodes for line, name in _asked(node) if name in kinds]
 
 
 def _asked(node: ast.AST) -> Iterator[tuple[int, str]]:

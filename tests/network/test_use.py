@@ -5,21 +5,27 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from peer import cli
 from peer.checkpoint.store import look_up
 from peer.outer.state.flat_layout import FlatLayout
+from peer.outer.state.outer_state import digest_of
 from peer.protocol.identity import Identity
+from peer.protocol.manifest import RunManifest
+from peer.use.generate import Sampling, generate
 from peer.use.measure import measure
-from peer.use.trained import open_trained
+from peer.use.trained import After, Trained, of_state, open_trained
 from tests.network.bootstraps import DILOCO, MANIFEST, BootstrapProcess
+from tests.network.forked import ForkedAgent
 from tests.network.harness import TestSwarm
 from tests.network.processes import JoinedPeer
 from tests.use.test_tasks import TASK
@@ -27,7 +33,7 @@ from tests.use.test_tasks import TASK
 
 @pytest.mark.timeout(240)
 def test_a_reader_takes_a_certified_state_and_is_no_member(
-    make_swarm: Callable[..., TestSwarm], tmp_path: Path
+    make_swarm: Callable[..., TestSwarm], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
     bootstrap = make_swarm(steps=5, wait=2.0).bootstrap()
     one, two = (JoinedPeer(tmp_path / name, bootstrap.address) for name in ("one", "two"))
@@ -46,11 +52,36 @@ def test_a_reader_takes_a_certified_state_and_is_no_member(
         assert f"| lineage | `{certified[round]}` |" in card
         model = AutoModelForCausalLM.from_pretrained(taken)
         assert all(bool(torch.isfinite(parameter).all()) for parameter in model.parameters())
+        check_generation(bootstrap.address, one, monkeypatch, capsys)
         members = {member for event in one.committed for member in event["members"]}
         assert members == {Identity.from_bytes(peer.identity.read_bytes()).peer_id for peer in (one, two)}
     finally:
         one.close()
         two.close()
+
+
+def check_generation(address: str, member: JoinedPeer, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    """`atoll generate ADDRESS` while the run goes on: the digest of its state is that of the members in that round."""
+    taken: list[tuple[Trained, str]] = []
+
+    def recorded(manifest: RunManifest, vectors: Sequence[Tensor], after: After, home: Path) -> Trained:
+        taken.append((of_state(manifest, vectors, after, home), digest_of(vectors, None)))
+        return taken[-1][0]
+
+    monkeypatch.setattr("peer.use.fetch.of_state", recorded)
+    monkeypatch.setattr("peer.use.fetch.AgentProcess", ForkedAgent)
+    argv = ["generate", address, "--prompt", "the quick", "--temperature", "0", "--max-new-tokens", "12"]
+    with pytest.raises(SystemExit) as caught:
+        cli.main([*argv, "--device", "cpu"])
+    assert caught.value.code in (0, None)
+    ((trained, digest),) = taken
+    assert trained.after is not None
+    following = trained.after.round + 1
+    member.wait_for(lambda: member.round > following)
+    (event,) = [event for event in member.committed if event["round"] == following]
+    assert event["state_digest"] == digest  # a round names the state that it starts from
+    said = generate(trained, "the quick", Sampling(max_new_tokens=12, temperature=0.0))
+    assert capsys.readouterr().out == f"the quick{said}\n"
 
 
 @pytest.mark.long
@@ -102,6 +133,8 @@ def test_a_peer_scores_tasks_while_it_trains(make_swarm: Callable[..., TestSwarm
         scored = one.events("tasks")
         assert all(event["colours/acc"] in (0.0, 1.0) for event in scored)
         assert scored[0]["round"] < scored[1]["round"]
+        for event in scored:  # steps were made between the copy and its scores
+            assert sum(event["step"] < step["step"] and step["time"] < event["time"] for step in one.events("step")) > 5
     finally:
         one.close()
         two.close()

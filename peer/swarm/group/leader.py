@@ -79,8 +79,8 @@ class Leader:
                 await self._uninvite()
 
     def _waited_for(self) -> bool:
-        anybody = bool(self._lobby.present(self._me.position().lineage_id))
-        return anybody and self._me.taking_part() and self._membership.leader() == self._node.peer_id
+        waiting = bool(self._lobby.present(self._me.position().lineage_id))
+        return waiting and self._me.taking_part() and self._membership.leader() == self._node.peer_id
 
     async def _uninvite(self) -> None:
         invited, self._invited = self._invited, {}

@@ -22,6 +22,8 @@ WORKDIR /app
 ARG TORCH=torch
 COPY constraints.txt LICENSE ./
 COPY configs ./configs
+# Several words in one argument.
+# hadolint ignore=SC2086
 RUN pip install --no-cache-dir -c constraints.txt $TORCH
 RUN --mount=type=bind,from=build,source=/wheels,target=/wheels pip install --no-cache-dir -c constraints.txt /wheels/*.whl
 

@@ -8,6 +8,7 @@ import re
 import shlex
 import tomllib
 from argparse import ArgumentParser
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,36 @@ def test_what_is_deployed_is_a_command_that_the_program_accepts(file):
     parsed = PARSERS[program]().parse_args(arguments)
     if program == "atoll":
         load_settings(setting_overrides(parsed), None, {})
+
+
+def ended_within(service: dict) -> int:
+    """Seconds that compose gives a service to stop."""
+    number, unit = re.fullmatch(r"(\d+)([sm])", service["stop_grace_period"]).groups()
+    return int(number) * {"s": 1, "m": 60}[unit]
+
+
+def stops() -> Iterator[tuple[str, list[str], int]]:
+    """(where, command, seconds to stop) of all that is started as a service."""
+    for name, service in SERVICES.items():
+        yield f"compose {name}", [interpolate(part) for part in service["command"]], ended_within(service)
+    for file in (ROOT / "deploy/kubernetes").iterdir():
+        pod = yaml.safe_load(file.read_text())["spec"]["template"]["spec"]
+        yield file.name, pod["containers"][0]["args"], pod["terminationGracePeriodSeconds"]
+    for file in (ROOT / "deploy/systemd").iterdir():
+        unit = dict(re.findall(r"^(\w+)=(.*)$", file.read_text(), re.M))
+        assert unit["KillMode"] == "mixed"  # a libp2p daemon that gets SIGTERM ends before the last round
+        yield file.name, started(file)[0], int(unit["TimeoutStopSec"])
+
+
+def test_a_peer_that_is_stopped_has_time_to_drain_and_save_and_a_bootstrap_keeps_the_run():
+    services = list(stops())
+    assert len(services) == 6
+    for where, command, seconds in services:
+        if "--drain-s" in command:
+            assert seconds >= float(command[command.index("--drain-s") + 1]) + 120, where
+        else:
+            assert {"--archive", "--http"} <= set(command), where
+            assert seconds >= 30, where
 
 
 def test_the_templates_of_providers_start_what_the_script_starts():

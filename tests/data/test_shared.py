@@ -240,8 +240,8 @@ def test_runs_without_a_chain_share_out_by_the_seeded_rule(tmp_path: Path, recip
     manifest = RunManifest.model_validate(
         {"name": "x", "model": model, "recipe": {"name": recipe}, "data": data, "trust": trust}
     )
-    assert (_shared_data(manifest, ByteTokenizer()) is not None) == leased
     plan = RunPlan.of(manifest)
+    assert (_shared_data(plan, ByteTokenizer()) is not None) == leased
     assert (plan.claim_rule.most_parts, plan.recipe.gossips) == (0, not leased)
     peers, found = ["one", "two", "three"], list[list[tuple[int, int]]]()
     for peer_id in peers:

@@ -18,6 +18,12 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 INNER = InnerSpec()
 
 
+@pytest.fixture(autouse=True)
+def able(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A processor without bf16 computes the same, only slowly, which is why `autocast` refuses it."""
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
+
+
 def losses(dtype: str, steps: int = 30) -> list[float]:
     model, batch = tiny_model(), random_batches(1)[0]
     optimizer = build_optimizer(model, INNER)

@@ -92,6 +92,12 @@ def traced_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nn.Module, "compile", partialmethod(nn.Module.compile, backend="aot_eager"))
 
 
+@pytest.fixture(autouse=True)
+def able(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A processor without bf16 computes the same, only slowly, which is why `autocast` refuses it."""
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
+
+
 def same(found: dict[str, Any], alone: dict[str, Any], within: float) -> None:
     assert found["losses"] == pytest.approx(alone["losses"], abs=within)
     assert found["norms"] == pytest.approx(alone["norms"], rel=10 * within)

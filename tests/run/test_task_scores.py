@@ -126,7 +126,8 @@ def test_a_copy_of_the_swarms_model_is_scored_while_the_peer_trains(
     tmp_path: Path, descriptor: int, monkeypatch, caplog
 ) -> None:
     gate, child_waits = os.pipe()
-    for name, module in harness(lambda: os.read(gate, 1) and None).items():
+    reached, child_is_there = os.pipe()
+    for name, module in harness(lambda: os.write(child_is_there, b"x") and os.read(gate, 1) and None).items():
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(task_scores, "subprocess", SimpleNamespace(Popen=Forked))
     scored = Scored(tmp_path, descriptor, "bytes")
@@ -139,6 +140,7 @@ def test_a_copy_of_the_swarms_model_is_scored_while_the_peer_trains(
     scored.take_anchor(3)
     scored.take_anchor(4)  # the child works still
     assert "no scores of round 4: those of round 2 are not there yet" in caplog.text
+    assert os.read(reached, 1) == b"x"
     assert os.getpriority(os.PRIO_PROCESS, child.pid) == 19
     assert Path(f"/proc/{child.pid}/oom_score_adj").read_text() == "1000\n"
     os.write(child_waits, b"x")

@@ -1,4 +1,4 @@
-"""Honest contributions that the aggregator of open runs drops, among four real peers that train."""
+"""Contributions of honest peers that the aggregator of open runs drops, counted while four real peers train."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from peer.protocol.manifest import parse_manifest
 from peer.sim.learner.language_task import language_task, load_windows
 
 NAME = "drops"
-ABOUT = "Honest contributions that the gate of an open run drops: real peers train, and nobody attacks"
+ABOUT = "Contributions of honest peers that the gate of an open run drops, counted while real peers train"
 NOTES = """\
 {peers} agents with chains, signatures and sockets of this machine, each with the production trainer, make rounds of the
 demo task (a byte-level Llama of 0.1M parameters) in an open run: aggregator gated. Each member judges the slices of

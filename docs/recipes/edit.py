@@ -7,7 +7,7 @@
     m <- beta m + D
     anchor <- anchor - eta (D + beta m)
 
-The paper drops a worker whose |D_i| is an outlier among its own of earlier rounds; here others are compared.
+The paper drops a worker whose |D_i| is an outlier among its own of earlier rounds; here it is one among the peers'.
 """
 
 import math
@@ -17,8 +17,9 @@ import torch
 from common import tensors
 
 
-def edit(replicas, steps, H=32, threshold=3.0, T=1.0, most=10.0, eta=0.7, beta=0.8):
-    """Returns the anchor."""
+def edit(replicas, steps, H=32, penalty=(3.0, 1.0, 10.0), eta=0.7, beta=0.8):
+    """Returns the anchor; `penalty`: threshold, T and most."""
+    threshold, T, most = penalty
     anchor = replicas[0].x.clone()
     m = torch.zeros_like(anchor)
     for _ in range(steps // H):

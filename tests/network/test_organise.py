@@ -146,6 +146,21 @@ def test_two_runs_at_one_bootstrap_do_not_mix(make_swarm: MakeSwarm, tmp_path: P
         bootstrap.close()
 
 
+def look_in_vain(address: str, folder: Path) -> None:
+    """Commands of an outsider, who has no invitation, end with what to do."""
+    for words in (["data", "coverage"], ["export", "--to", str(folder / "model")]):
+        code, said = run("peer.cli", [*words, address])
+        assert (code, "for invited peers" in said, "Traceback" in said) == (2, True, False), said
+        assert "the output folder of a peer" in said
+
+
+def shown_address(peer: JoinedPeer) -> str:
+    """The address at which this peer says that others can join."""
+    said = " ".join(line for line in peer.said("info") if "others can join" in line)
+    (address,) = {word for word in said.split() if "/p2p/" in word}
+    return address
+
+
 @pytest.mark.long
 @pytest.mark.timeout(400)
 def test_a_run_of_invited_peers_lets_no_other_in_and_puts_a_revoked_one_out(
@@ -175,10 +190,7 @@ def test_a_run_of_invited_peers_lets_no_other_in_and_puts_a_revoked_one_out(
         until(lambda: three.process.poll() is not None, 60.0, three.log_text)
         assert three.process.returncode == 2
         assert any("invitation 3 is revoked" in line for line in three.said("error"))
-        for words in (["data", "coverage"], ["export", "--to", str(tmp_path / "model")]):
-            code, said = run("peer.cli", [*words, bootstrap.address])
-            assert (code, "for invited peers" in said, "Traceback" in said) == (2, True, False), said
-            assert "the output folder of a peer" in said
+        look_in_vain(bootstrap.address, tmp_path)
         last, three_id = three.committed[-1]["round"], three.events("start")[0]["peer_id"]
         for peer in (one, two):
             peer.wait_for(lambda peer=peer: peer.round >= last + 5)
@@ -191,11 +203,9 @@ def test_a_run_of_invited_peers_lets_no_other_in_and_puts_a_revoked_one_out(
             assert outside[name].step == 0
         two.signal(signal.SIGINT)
         assert two.process.wait(60) == 0
-        bootstrap.close()  # who has entered once needs it no more
-        said = " ".join(line for line in one.said("info") if "others can join" in line)
-        (address,) = {word for word in said.split() if "/p2p/" in word}
+        bootstrap.close()  # a peer that has entered once needs it no more
         left_at = two.round
-        peers.append(again := JoinedPeer(tmp_path / "two", address))
+        peers.append(again := JoinedPeer(tmp_path / "two", shown_address(one)))
         again.wait_for(lambda: again.round > left_at)
     finally:
         for peer in peers:

@@ -116,7 +116,7 @@ def exchange(peers: list[RealPeer], weights: list[int], sequence: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Lengthening(Regular):
-    """Round r has r steps, of the fragments by turns: a schedule that neither simulator nor trainer knows."""
+    """Round r takes r steps and averages the next fragment: a schedule of which simulator and trainer know nothing."""
 
     num_fragments: int = 2
     overlap_steps: int = 1

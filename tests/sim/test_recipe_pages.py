@@ -154,7 +154,7 @@ IN_STEP: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "covenant": ({"H": 5}, {"steps_per_round": 5}),
     "pier": ({"H": 5, "beta": 0.5}, {"steps_per_round": 5, "outer_momentum": 0.5}),
     "restarted-diloco": (H, {"steps_per_round": 10}),
-    "edit": ({"threshold": 1.02, "T": 0.1, "most": 0.5, **H}, {
+    "edit": ({"penalty": (1.02, 0.1, 0.5), **H}, {
         "steps_per_round": 10, "aggregator": {"threshold": 1.02, "temperature": 0.1, "max_norm": 0.5},
     }),
     "palsgd": ({"p": 0.6, "nu": 5.0, **H}, {"steps_per_round": 10, "local": {"p": 0.6, "eta": 5.0}}),

@@ -221,7 +221,7 @@ def trained(
 ) -> Iterator[list[TrainedMember]]:
     """Real peers when all have made so many steps, and every round that began is over."""
     recipe = RunPlan.of(manifest).recipe
-    rounds = next(number for number in range(steps + 1) if recipe.rounds.begins(number + 2) > steps)
+    rounds = recipe.rounds.within(steps)
     with tempfile.TemporaryDirectory(prefix="losses-") as folder:
         swarm = TestSwarm(Path(folder) / "swarm")
         swarm.manifest_text, swarm.kind = text, partial(TrainedMember, manifest=manifest)

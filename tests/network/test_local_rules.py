@@ -41,6 +41,8 @@ RECIPES = {
     "fedavg": "name: fedavg",
     "diloco": "name: diloco",
     "sparseloco": "name: sparseloco",
+    "snoo": "name: snoo",
+    "restarted-diloco": "name: restarted-diloco",
 }
 LASTING = {"covenant": 30, "pier": 30}  # rounds; no other needs to know how many
 REDUCED_TWICE = {"lagoon", "muloco"}  # reducers keep what their shards lose: tests/sim/test_production.py compares them

@@ -111,7 +111,7 @@ def test_claims_of_ten_times_the_speed_and_bandwidth_move_no_share_once_it_is_me
     make_swarm: Callable[..., TestSwarm]
 ) -> None:
     swarm = make_swarm(steps=20, hidden=128, min_group=3, recipe="name: paba, aggregator: mean")
-    swarm.limits = {name: LineLimits(up_mbit=20.0) for name in "abc"}
+    swarm.limits = {name: LineLimits(up_mbit=17.0) for name in "abc"}  # in the middle of a half octave
     with_boaster(swarm, "c")
     swarm.bootstrap()
     members = swarm.add("a", "b", "c")
@@ -120,8 +120,9 @@ def test_claims_of_ten_times_the_speed_and_bandwidth_move_no_share_once_it_is_me
     shares = shares_of(members, payload)
     rounds = sorted(set.intersection(*map(set, shares)))
     assert max(shares[2][number] for number in rounds) <= 2 / 3 + 0.02  # twice the even part, at the most
+    assert min(shares[0][number] + shares[1][number] for number in rounds) >= 1 / 3 - 0.02
     last = [sum(own[number] for number in rounds[-5:]) / 5 for own in shares]
-    assert last == pytest.approx([1 / 3] * 3, abs=0.1)  # others read a line to the nearest half octave
+    assert last == pytest.approx([1 / 3] * 3, abs=0.15)  # lines are read to half octaves; one moves .14 of three
     steps = [member.sync._allotted for member in members]
     assert sum(steps) == pytest.approx(60, abs=3)
     assert max(steps) <= 1.25 * min(steps)  # the tokens of a round, which all count, are the speed
@@ -135,7 +136,7 @@ def test_a_claim_of_ten_times_the_bandwidth_moves_no_ratio_once_it_is_measured(
     manifest = parse_manifest(swarm.manifest_text.encode(), "test")
     task = task_of(manifest)
     swarm.kind, swarm.shapes = partial(LockstepMember, manifest=manifest), task.layout.shapes
-    swarm.limits = {name: LineLimits(up_mbit=20.0) for name in "abc"}
+    swarm.limits = {name: LineLimits(up_mbit=17.0) for name in "abc"}
     with_boaster(swarm, "c")
     swarm.bootstrap()
     members = cast("list[LockstepMember]", swarm.add("a", "b", "c"))

@@ -11,7 +11,7 @@ import math
 import string
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median_low
+from statistics import median_high, median_low
 from typing import Final
 
 from peer.outer.topology.topologies import Links
@@ -55,11 +55,11 @@ def speeds_of(claims: Sequence[Claim]) -> list[float]:
 def lines_of(claims: Sequence[Claim]) -> Links:
     """Bytes/s of each member's line, both ways: the median of what the others saw and of its own word.
 
-    So no single member of three or more moves it beyond what the others say. Where no other saw anything, it is the
-    member's word, within FACTOR of the median line.
+    So no single one of three words moves it beyond what the others say. Of two reports about a member that says nothing
+    the higher counts: a false one can give it more of the work, up to the bound of an allotment, but take none from it.
+    Where nothing was seen, it is the member's word, within FACTOR of the median line.
     """
-    seen = [median_low([*claim.seen, *([claim.up] if claim.up > 0.0 else [])]) if claim.seen else 0.0
-            for claim in claims]  # fmt: skip
+    seen = [_middle(claim) if claim.seen else 0.0 for claim in claims]
     known = [rate for rate in seen if rate > 0.0] or [claim.up for claim in claims if claim.up > 0.0]
     usual = median_low(known) if known else UNLIMITED_BYTES_S
     rates = tuple(
@@ -67,6 +67,10 @@ def lines_of(claims: Sequence[Claim]) -> Links:
         for rate, claim in zip(seen, claims, strict=True)
     )
     return Links(up=rates, down=rates)
+
+
+def _middle(claim: Claim) -> float:
+    return median_low([*claim.seen, claim.up]) if claim.up > 0.0 else median_high(claim.seen)
 
 
 def level_of(bytes_s: float) -> str:

@@ -122,7 +122,7 @@ class TimeBalanced(WorkAllocator):
 
     Attributes:
         most: times the steps and the share that an even split would have, at most, for any peer. With 2, whatever a
-            peer says takes no more than half of either from the others, where these are two or more.
+            peer says takes no more than half of either from the others together, if these are two or more.
     """
 
     uneven: ClassVar[bool] = True

@@ -43,7 +43,7 @@ EVIDENCE: Final = (
         recipes=(
             "fedavg", "fedadagrad", "fedadam", "fedyogi", "fedprox", "easgd", "papa", "fedglomo", "diloco",
             "opendiloco", "intellect1", "eager-diloco", "heloco", "sparseloco", "covenant", "pier", "edit",
-            "palsgd", "paba",
+            "palsgd", "paba", "snoo", "restarted-diloco",
         ),
         beside="within 2e-6", what=f"{_AGENTS}, AdamW inside; paba of unequal speeds, edit gathered",
         where=("tests/network/test_local_rules.py",),
@@ -79,10 +79,6 @@ EVIDENCE: Final = (
         recipes=("a2cid2",), beside="within 1e-6",
         what="agents on a ring and on a torus that come together; its rounds in memory are the simulator's",
         where=_GOSSIP,
-    ),
-    Shown(
-        recipes=("snoo", "restarted-diloco"), beside="bit for bit", what="their rounds in memory alone",
-        where=("tests/sim/test_production.py",),
     ),
 )  # fmt: skip
 BESIDE: Final[Mapping[str, str]] = MappingProxyType({name: one.beside for one in EVIDENCE for name in one.recipes})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from peer.outer.policy.claims import Claim, level_of, lines_of, rate_of
+from peer.outer.policy.claims import Claim, level_of, rate_of
 from peer.outer.policy.work_allocation import Allotment
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.state.fragments import Fragments
@@ -26,7 +26,7 @@ class Allotter:
     ) -> None:  # fmt: skip
         self._recipe, self._fragments, self._own_id = recipe, fragments, own_id
         self._tokens_per_step, self._tokens_per_s = tokens_per_step, tokens_per_s
-        self._limit = self._up = up_bytes_s
+        self._up = up_bytes_s
         self._even = not recipe.allocator.reads_claims
         self._seen: dict[str, float] = {}
 
@@ -53,9 +53,6 @@ class Allotter:
         if self._even:
             return Allotment()
         claims = _claims_of(joins)
-        lines = dict(zip((peer_id for peer_id, _ in joins), lines_of(claims).up, strict=True))
-        if any(claim.seen for claim in claims) and self._own_id in lines:
-            self._up = min(lines[self._own_id], self._limit or lines[self._own_id])
         recipe, wire = self._recipe, self._fragments.at(round).wire
         steps = recipe.rounds.length(round + 1) if recipe.allocator.uneven else 0
         return recipe.allocator.allot(claims, wire, steps, self._tokens_per_step)

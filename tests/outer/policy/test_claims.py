@@ -52,6 +52,16 @@ def test_a_claimed_line_counts_within_two_of_the_usual_until_others_have_seen_it
     assert lines_of(said).up == (1e6,) * count
 
 
+@given(count=counts, factor=st.sampled_from([LIE, 1 / LIE]))
+def test_one_false_report_moves_no_line_whose_owner_says_nothing(count: int, factor: float) -> None:
+    """Among three there are two reports, of which a false one can only raise the line."""
+    honest = [Claim(tokens=1, seen=(1e6,) * (count - 1))] * count
+    said = [replace(honest[0], seen=(1e6 * factor, *(1e6,) * (count - 2))), *honest[1:]]
+    found, *others = lines_of(said).up
+    assert found == (1e6 * factor if count == 3 and factor > 1.0 else 1e6)
+    assert others == [1e6] * (count - 1)
+
+
 @given(count=counts)
 def test_no_boast_of_a_line_moves_the_share_of_another_by_more_than_two(count: int) -> None:
     wire = ReduceFormat(4000, compressor("fp32"))
@@ -64,7 +74,7 @@ def test_no_boast_of_a_line_moves_the_share_of_another_by_more_than_two(count: i
 def test_lines_without_any_word_are_alike_and_what_was_measured_wins() -> None:
     assert lines_of([Claim(tokens=1)] * 2).up == (UNLIMITED_BYTES_S,) * 2
     seen = [Claim(tokens=1, seen=(6e5, 7e5)), Claim(tokens=1, seen=(1e8, 5e7)), Claim(tokens=1, up=3e9)]
-    assert lines_of(seen).up == (6e5, 5e7, 1.2e6)  # twice the median line of those that were seen
+    assert lines_of(seen).up == (7e5, 1e8, 1.4e6)  # twice the median line of those that were seen
 
 
 @pytest.mark.parametrize("rate", [1.0, 700.0, 625_000.0, 12.5e6, 1e9])

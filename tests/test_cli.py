@@ -31,3 +31,10 @@ def test_other_commands_refuse_what_they_do_not_know(capsys):
         main(["recipes", "--zzz"])
     assert exited.value.code == 2
     assert "unrecognized arguments: --zzz" in capsys.readouterr().err
+
+
+def test_the_coverage_of_a_folder_takes_no_name_of_a_run(tmp_path, capsys):
+    with pytest.raises(SystemExit) as exited:
+        main(["data", "coverage", str(tmp_path), "--run", "mine"])
+    assert exited.value.code == 2
+    assert "--run=mine: names one of several runs at an address\n  of a folder give --run-id" in capsys.readouterr().err

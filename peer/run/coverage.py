@@ -110,6 +110,8 @@ def _of_folder(arguments: argparse.Namespace) -> Counted:
     from peer.run.kept_chain import find_chain, manifest_beside
     from peer.swarm.state.certificate_file import CertificateFile
 
+    if arguments.run is not None:
+        raise UserError(f"--run={arguments.run}: names one of several runs at an address", "of a folder give --run-id")
     path = find_chain(Path(arguments.source), arguments.run_id)
     manifest = manifest_beside(path)
     shared = manifest.data.shared

@@ -41,5 +41,5 @@ def manifest_beside(chain: Path) -> RunManifest:
     place = chain.with_name(RUN_FILE)
     if not place.exists():
         place = chain.parents[2] / CHECKPOINTS / chain.parent.name / RUN_FILE
-    hint = "name the --output-dir of a peer, or the address of the run"
+    hint = "name the --output-dir of a peer, the folder of the run at its bootstrap, or the address of the run"
     return parse_manifest(read_limited(place, MAX_MANIFEST_BYTES, "manifest of the run", hint), str(place))

@@ -166,7 +166,7 @@ def _groups(recipe: Recipe) -> Iterator[Refusal]:
             "averaging gradients in small groups lets the replicas drift apart without bound",
             "set payload: parameters, or topology: all",
         )
-    if isinstance(recipe.outer, Turned):
+    if not recipe.outer.elementwise:
         yield "outer 'turned' judges whole tensors, and gossip steps stretches of them", "set topology: all"
     momenta = () if recipe.outer_schedule is None else recipe.outer_schedule.momenta
     if isinstance(recipe.outer, HeavyBall) and (most := max((recipe.outer.momentum, *momenta))) > _LARGEST_MOMENTUM:

@@ -67,9 +67,8 @@ def test_peers_step_together_through_a_kill_and_with_a_newcomer(
     assert all(len(digests) == 1 for digests in states.values())
     assert sum(bool(record["stood"]) for record in first.committed) > 0.8 * len(first.committed)
     losses = [step["loss"] for step in first.events("step")]
-    assert losses[0] > 5.0
-    most, ahead = (4.8, 2) if recipe == "distro" else (4.5, 1)  # which applies a gradient one step late
-    assert min(losses[-5:]) < most  # one step in front of the first anchor, or a hundred: all of them are the swarm's
+    assert min(losses[-5:]) < losses[0] - 0.5  # each step starts from the anchor that all gradients made
+    ahead = 2 if recipe == "distro" else 1  # distro applies a gradient one step late
     for peer in left:
         committed = len(peer.committed)
         caught_up = sum(event["status"] == "caught_up" for event in peer.events("round"))

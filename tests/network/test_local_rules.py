@@ -45,7 +45,6 @@ RECIPES = {
     "restarted-diloco": "name: restarted-diloco",
 }
 LASTING = {"covenant": 30, "pier": 30}  # rounds; no other needs to know how many
-REDUCED_TWICE = {"lagoon", "muloco"}  # reducers keep what their shards lose: tests/sim/test_production.py compares them
 SPEEDS = {"paba": {1.0: 5, 0.4: 2}}  # and the steps of a peer that is as fast, beside two of speed 1
 
 
@@ -80,8 +79,7 @@ def test_three_peers_go_the_simulators_way_through_a_kill_and_with_a_newcomer(
         member.last_step = own * ROUNDS
     swarm.drive(lambda: all(at_end(member) for member in members))
     assert {len(record.members) for member in members for record in member.committed} == {3}, swarm.explain()
-    if name not in REDUCED_TWICE:
-        check_against_simulator(manifest, task, members, steps, speeds)
+    check_against_simulator(manifest, task, members, steps, speeds)
 
     for member in members:
         member.waits, member.last_step = False, 10**9

@@ -114,7 +114,7 @@ class Circle:
         if self._joins is None:
             joins = {other.peer_id: other.rosters.join(other.position, other.tokens) for other in self.seats}
             self._joins = {peer_id: (sealed, join) for peer_id, (join, sealed) in joins.items()}
-        return seat.rosters.write(self._joins, seat.state.lineage_id)[1]
+        return seat.rosters.write(self._joins)[1]
 
     async def next_round(self, index, patience_s=PATIENCE_S, *newcomer):
         """One member's wish for the next round of the persistent group."""

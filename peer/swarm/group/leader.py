@@ -168,7 +168,7 @@ class Leader:
         chosen = self._chosen(join.parent)
         joins = {peer_id: (seat.sealed, seat.join) for peer_id, seat in chosen}
         joins[self._node.peer_id] = (sealed, join)
-        message, group = self._rosters.write(joins, join.parent)
+        message, group = self._rosters.write(joins)
         left: list[str] = []
         for peer_id in joins:
             self._lobby.leave(peer_id)

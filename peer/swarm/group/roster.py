@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated
 
 from pydantic import Field
@@ -37,9 +37,16 @@ class RosterMessage(Spec):
     joins: Annotated[tuple[str, ...], Field(min_length=2, max_length=64)]
 
 
-def roster_key(parent: str, peer_id: str) -> bytes:
-    """Order of a roster: changes every round, so that no peer always reduces the same shard."""
-    return hashlib.sha256(f"{parent} {peer_id}".encode()).digest()
+def lot(drawn: str, peer_id: str) -> bytes:
+    """What a peer draws of a run, or of a round."""
+    return hashlib.sha256(f"{drawn} {peer_id}".encode()).digest()
+
+
+def roster_order(run_id: str, peer_ids: Iterable[str]) -> list[str]:
+    """These members in their order, which stays from round to round: a reducer feeds back at once what its own shard
+    lost. Drawn anew each round, a shard came back to the same reducer after as many rounds as there are members.
+    """
+    return sorted(peer_ids, key=lambda peer_id: lot(run_id, peer_id))
 
 
 class RosterAuthority:
@@ -89,7 +96,7 @@ class RosterAuthority:
         theirs, but one seat at least, and as many as make a group.
         """
         own_id, largest = self._identity.peer_id, self.rounds.max_group
-        fresh = sorted(filter(self.fresh, waiting), key=lambda each: roster_key(parent, each))
+        fresh = sorted(filter(self.fresh, waiting), key=lambda each: lot(parent, each))
         fresh = [own_id, *fresh] if self.fresh(own_id) else fresh
         known = min(1 + len(waiting) - len(fresh), largest - max(1, largest // 4))
         return set(fresh[self._fresh_seats(known) :])
@@ -140,14 +147,14 @@ class RosterAuthority:
         return join
 
     def write(
-        self, joins: dict[str, tuple[bytes, JoinMessage]], parent: str, shares: Sequence[int] | None = None
+        self, joins: dict[str, tuple[bytes, JoinMessage]], shares: Sequence[int] | None = None
     ) -> tuple[RosterMessage, Group]:
         """The roster of these members (peer id -> sealed join, join), in its order, and its group.
 
         Args:
             shares: of the members, in that order, where they follow from the round before.
         """
-        order = sorted(joins, key=lambda peer_id: roster_key(parent, peer_id))
+        order = roster_order(self.run_id, joins)
         message = RosterMessage(joins=tuple(joins[peer_id][0].hex() for peer_id in order))
         return message, self._group([(peer_id, joins[peer_id][1]) for peer_id in order], shares)
 
@@ -173,7 +180,7 @@ class RosterAuthority:
         fresh = sum(map(self.fresh, peer_ids))
         if fresh > (seats := self._fresh_seats(len(joins) - fresh)):
             raise ProtocolError(f"{fresh} of {len(joins)} members were in no round; at most {seats} may")
-        if peer_ids != sorted(set(peer_ids), key=lambda peer_id: roster_key(mine.parent, peer_id)):
+        if peer_ids != roster_order(self.run_id, set(peer_ids)):
             raise ProtocolError("members twice or out of order")
         for peer_id, join in joins:
             self._check_work(peer_id, join)

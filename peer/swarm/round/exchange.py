@@ -19,7 +19,7 @@ from peer.outer.round import Due, Exchanged, Group, RoundAborted
 from peer.outer.state.outer_state import OuterState
 from peer.protocol.lineage import VOTE_DOMAIN, Certificate, Link, Position, shares_of
 from peer.protocol.wire import AbortMessage, Kind, VoteMessage
-from peer.swarm.group.roster import RosterAuthority, roster_key
+from peer.swarm.group.roster import RosterAuthority
 from peer.swarm.net.node import Node
 from peer.swarm.round.deadline import DeadlineEstimator, Lateness, usual_duration
 from peer.swarm.round.giving_up import GaveUpError, Lack, StalledError, abort_message, seen_at
@@ -119,7 +119,7 @@ class Exchange:
             raise self._gives_up(persistent, abort, buffers.late_joins(self._clock()))
         joins = {peer_id: future.result() for peer_id, future in waiting.items()}
         joins[self._node.peer_id] = sealed, join
-        _, group = self._rosters.write(joins, position.lineage_id, buffers.wire.shares)
+        _, group = self._rosters.write(joins, buffers.wire.shares)
         buffers.joins = {peer_id: blob for peer_id, (blob, _) in joins.items()}
         buffers.seat(group)
         self._observer.joined(persistent, position.round, buffers)
@@ -298,20 +298,17 @@ class Exchange:
         return buffers
 
     def _advance(self, persistent: PersistentGroup, before: RoundBuffers, position: Position) -> None:
-        """The same members, in the order of the next round."""
-        order = tuple(sorted(before.order, key=lambda peer_id: roster_key(position.lineage_id, peer_id)))
-        wire = self._strategies(position.round).wire.among(self._shares(before, order, position))
-        buffers = RoundBuffers(order, order.index(self._node.peer_id), wire, lend=before.lend)
+        """The same members in the next round."""
+        wire = self._strategies(position.round).wire.among(self._shares(before, position))
+        buffers = RoundBuffers(before.order, before.me, wire, lend=before.lend)
         buffers.senders = before.senders  # what is still being sent comes first
         persistent.advance(buffers, position)
 
-    def _shares(self, before: RoundBuffers, order: Sequence[str], position: Position) -> list[int]:
+    def _shares(self, before: RoundBuffers, position: Position) -> Sequence[int]:
         """Of these members in the round at this position, by what all of them hold: the joins of the round before."""
         assert before.group is not None
         self._rosters.saw({peer_id: inbox.bytes_s for peer_id, inbox in before.inboxes.items()})
-        shares = self._rosters.allot(before.group, position.round).shares
-        of_each = dict(zip(before.order, shares, strict=True)) if shares else {}
-        return [of_each[peer_id] for peer_id in order if of_each]
+        return self._rosters.allot(before.group, position.round).shares
 
     def _send(
         self,

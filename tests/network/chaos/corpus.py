@@ -144,7 +144,7 @@ def _signed() -> list[Parser]:
     join, mine = rosters.join(position, 10)
     theirs_join = JoinMessage(run_id=RUN, round=5, parent="a" * 64, tokens=20)
     theirs = seal(other, JOIN_DOMAIN, dump_json(theirs_join))
-    message, _ = rosters.write({me.peer_id: (mine, join), other.peer_id: (theirs, theirs_join)}, "a" * 64)
+    message, _ = rosters.write({me.peer_id: (mine, join), other.peer_id: (theirs, theirs_join)})
     record = PeerRecord(run_id=RUN, nickname="alice", state="training", round=3, lineage_id="2" * 64, lineage_weight=5,
                         expires_at=NOW + 10)  # fmt: skip
     sealed = tuple(seal(identity, "peer", dump_json(record)) for identity in (me, other))

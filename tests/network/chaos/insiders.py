@@ -21,7 +21,7 @@ from peer.protocol.wire import (
     SnapshotMeta,
     VoteMessage,
 )
-from peer.swarm.group.roster import JOIN_DOMAIN, roster_key
+from peer.swarm.group.roster import JOIN_DOMAIN, lot
 from peer.swarm.net.directory import write_record
 from peer.swarm.net.stream import FrameStream, StreamClosedError
 from tests.network.chaos.attacker import SEAT_WITHIN_S, Attacker, GivenUpError, header
@@ -228,7 +228,7 @@ def _roster(a: Attacker, asking: bytes, joins: list[bytes], tokens: int) -> tupl
     theirs = json.loads(asking[1 + asking[0] + SIGNATURE_BYTES :])
     mine = JoinMessage.model_validate({**theirs, "tokens": tokens})
     sealed = [*joins, seal(a.node.identity, JOIN_DOMAIN, dump_json(mine))]
-    order = sorted(sealed, key=lambda one: roster_key(mine.parent, one[1 : 1 + one[0]].decode()))
+    order = sorted(sealed, key=lambda one: lot(mine.run_id, one[1 : 1 + one[0]].decode()))
     return Kind.ROSTER, json.dumps({"joins": [one.hex() for one in order]}).encode()
 
 

@@ -44,6 +44,6 @@ def test_joins_and_rosters_that_claim_too_much_are_refused(authority, ranges):
     mine, own = authority.join(HERE, 10)
     other = RosterAuthority(OTHER, RUN, RoundSpec(), WeightRule())  # a leader of another rule
     joins = {ME.peer_id: (own, mine), OTHER.peer_id: join_of(OTHER, ranges=ranges, nonce=mine.nonce)}
-    message, _ = other.write(joins, PARENT)
+    message, _ = other.write(joins)
     with pytest.raises(ProtocolError, match=TOO_MUCH[ranges]):
         authority.read(message.model_dump_json().encode(), own, mine, OTHER.peer_id)

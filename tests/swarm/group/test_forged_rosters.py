@@ -8,9 +8,9 @@ from peer.outer.round import RoundAborted
 from peer.protocol.identity import Identity
 from peer.protocol.records import dump_json, seal
 from peer.protocol.wire import MAX_ROSTER_BYTES, Kind, StatusMessage
-from peer.swarm.group.roster import RosterMessage, roster_key
+from peer.swarm.group.roster import RosterMessage, roster_order
 from peer.swarm.net.stream import StreamClosedError
-from tests.swarm.gathering import JOIN_NAME, PARENT, gather, join_of
+from tests.swarm.gathering import JOIN_NAME, PARENT, RUN, gather, join_of
 
 STRANGER = Identity.generate()
 OTHERS = [Identity.generate() for _ in range(3)]
@@ -52,7 +52,7 @@ def roster(*sealed):
 def ordered(mine, peer_id, *identities, **changes):
     """A roster in its right order: one member's own join and those of others."""
     joins = {peer_id: mine, **{one.peer_id: join_of(one, **changes)[0] for one in identities}}
-    return roster(*(joins[key] for key in sorted(joins, key=lambda key: roster_key(PARENT, key))))
+    return roster(*(joins[key] for key in roster_order(RUN, joins)))
 
 
 def hostile_answers(me, mine, peer_id):

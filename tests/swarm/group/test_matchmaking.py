@@ -8,7 +8,7 @@ import pytest
 from peer.outer.policy.straggler import Quorum
 from peer.outer.round import RoundAborted
 from peer.protocol.wire import InviteMessage, Kind, RejectMessage, StatusMessage
-from peer.swarm.group.roster import roster_key
+from peer.swarm.group.roster import roster_order
 from peer.swarm.runtime.tasks import cancel_and_wait
 from peer.swarm.runtime.timing import STANDARD
 from tests.swarm.gathering import (
@@ -35,7 +35,7 @@ async def test_everybody_finds_the_same_group_at_once(network, count):
     assert time.monotonic() - began < 5.0  # the window is 30 s
     assert len({group.id for group in groups}) == 1
     order = [member.peer_id for member in groups[0].members]
-    assert order == sorted((m.peer_id for m in members), key=lambda peer_id: roster_key(PARENT, peer_id))
+    assert order == roster_order(groups[0].join.run_id, [member.peer_id for member in members])
     for number, (member, group) in enumerate(zip(members, groups, strict=True)):
         assert group.members == groups[0].members
         assert group.me == member.peer_id

@@ -95,7 +95,7 @@ def test_a_roster_with_an_identity_that_has_not_done_the_work_is_refused():
     for other, refused in ((bob, False), (lazy, True)):
         joins = {ALICE.peer_id: (sealed, mine), leader.peer_id: leading.join(position, 10)[::-1]}
         joins[BOB.peer_id] = other.join(position, 10)[::-1]
-        body = dump_json(leading.write(joins, position.lineage_id)[0])
+        body = dump_json(leading.write(joins)[0])
         if refused:
             with pytest.raises(ProtocolError, match=f"{BOB.peer_id} has not done the work"):
                 alice.read(body, sealed, mine, leader.peer_id)

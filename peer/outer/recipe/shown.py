@@ -43,15 +43,10 @@ EVIDENCE: Final = (
         recipes=(
             "fedavg", "fedadagrad", "fedadam", "fedyogi", "fedprox", "easgd", "papa", "fedglomo", "diloco",
             "opendiloco", "intellect1", "eager-diloco", "heloco", "sparseloco", "covenant", "pier", "edit",
-            "palsgd", "paba", "snoo", "restarted-diloco",
+            "palsgd", "paba", "snoo", "restarted-diloco", "lagoon", "muloco",
         ),
         beside="within 2e-6", what=f"{_AGENTS}, AdamW inside; paba of unequal speeds, edit gathered",
         where=("tests/network/test_local_rules.py",),
-    ),
-    Shown(
-        recipes=("lagoon", "muloco"), beside="bit for bit",
-        what=f"{_AGENTS}; their rounds in memory are the simulator's",
-        where=("tests/network/test_local_rules.py", "tests/sim/test_production.py"),
     ),
     Shown(
         recipes=("streaming-diloco",), beside="bit for bit",

@@ -83,7 +83,7 @@ class AtollMember:
         for one in gathered:
             sealed = bytes.fromhex(one["sealed"])
             joins[one["peer_id"]] = sealed, self._rosters.open_join(sealed, one["peer_id"], self._position())
-        _, self._group = self._rosters.write(joins, self._state.lineage_id)
+        _, self._group = self._rosters.write(joins)
 
     def average(self) -> TimedAveraging:
         """Join, exchange, sign and collect the votes, take the outer step; then hash the state while no peer waits."""

@@ -95,7 +95,7 @@ class StatePeer:
             return
         sealed = {one["peer_id"]: bytes.fromhex(one["sealed"]) for one in members}
         joins = {id: (blob, self.rosters.open_join(blob, id, self.store.position)) for id, blob in sealed.items()}
-        _, self.group = self.rosters.write(joins, self.state.lineage_id)
+        _, self.group = self.rosters.write(joins)
 
     def work(self, given: dict[str, Any]) -> Any:
         """One part of the measurement.

@@ -6,21 +6,30 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
 from peer.errors import ProtocolError, UserError
 from peer.protocol.identity import Identity
-from peer.protocol.invitation import MAX_TOKEN_CHARS, Invitation, Pass, open_invitation, seal_invitation
+from peer.protocol.invitation import (
+    MAX_REASON,
+    MAX_TOKEN_CHARS,
+    Invitation,
+    Pass,
+    invitation_name,
+    open_invitation,
+    seal_invitation,
+)
 from peer.protocol.manifest import Name, PeerIdText, Spec
 from peer.protocol.records import Seconds, SpecT, dump_json, parse_json
 from peer.protocol.wire import Kind
-from peer.swarm.net.entering import MAX_REASON, invitation_name
-from peer.swarm.net.node import Node
-from peer.swarm.net.stream import FrameStream
 from peer.swarm.state.run_control import RunControl
 from peer.system.output_files import replace_file
+
+if TYPE_CHECKING:  # hivemind brings torch, which a command that signs a file need not wait for
+    from peer.swarm.net.node import Node
+    from peer.swarm.net.stream import FrameStream
 
 log = logging.getLogger(__name__)
 LIST_NAME, BOUND_NAME = "invitations.json", "invited.json"

@@ -22,7 +22,13 @@ from peer.protocol.records import MAX_RECORD_BYTES, Count, Seconds, dump_json, o
 INVITATION_DOMAIN, PASS_DOMAIN = "invitation", "pass"
 MAX_TOKEN_CHARS = 2048
 MAX_PASS_CHARS = 128
+MAX_REASON = 200  # characters with which a token is refused
 ASK = "ask the organiser of the run for an invitation, and give it with --invitation TOKEN"
+
+
+def invitation_name(run_id: str) -> str:
+    """Stream handler of the organiser's node that gives passes for tokens."""
+    return f"atoll/{run_id[:16]}/invitation"
 
 
 class Invitation(Spec):

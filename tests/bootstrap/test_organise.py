@@ -189,3 +189,8 @@ def test_init_asks_for_what_is_not_given_and_overwrites_nothing(tmp_path, capsys
     assert (ended.value.code, "exists" in capsys.readouterr().err) == (2, True)
     with pytest.raises(UserError, match="--size 30mm"):
         manifest_text({**DEFAULTS, "size": "30mm"})
+
+
+def test_a_command_that_signs_a_file_does_not_wait_for_torch():
+    look = "import bootstrap.organise, sys; print({'torch', 'hivemind', 'transformers'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", look], capture_output=True, text=True).stdout == "set()\n"

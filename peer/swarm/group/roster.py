@@ -44,7 +44,7 @@ def lot(drawn: str, peer_id: str) -> bytes:
 
 def roster_order(run_id: str, peer_ids: Iterable[str]) -> list[str]:
     """These members in their order, which stays from round to round: a reducer feeds back at once what its own shard
-    lost. Drawn anew each round, a shard came back to the same reducer after as many rounds as there are members.
+    lost. Drawn by lot each round, a shard came back to one reducer after as many rounds as there are members.
     """
     return sorted(peer_ids, key=lambda peer_id: lot(run_id, peer_id))
 

@@ -7,7 +7,14 @@ import time
 from pathlib import Path
 
 from peer.errors import ProtocolError, UserError, in_words
-from peer.protocol.invitation import ASK, MAX_PASS_CHARS, MAX_TOKEN_CHARS, open_invitation
+from peer.protocol.invitation import (
+    ASK,
+    MAX_PASS_CHARS,
+    MAX_REASON,
+    MAX_TOKEN_CHARS,
+    invitation_name,
+    open_invitation,
+)
 from peer.protocol.wire import Kind
 from peer.swarm.net.gate import Gate
 from peer.swarm.net.node import Node
@@ -15,13 +22,7 @@ from peer.swarm.net.stream import StreamClosedError
 from peer.system.output_files import replace_file
 
 log = logging.getLogger(__name__)
-MAX_REASON = 200
 FILE_NAME = "pass.txt"
-
-
-def invitation_name(run_id: str) -> str:
-    """Stream handler of the organiser's node that gives passes for tokens."""
-    return f"atoll/{run_id[:16]}/invitation"
 
 
 async def enter(node: Node, gate: Gate, run_id: str, organiser: str, folder: Path, token: str) -> None:

@@ -63,10 +63,13 @@ class SwarmCallback(TrainerCallback):
         logs: dict[str, float] | None = None, **kwargs: Any,
     ) -> None:  # fmt: skip
         if logs is not None and self.swarm is not None:
-            logs |= {"swarm_round": self.swarm.round, "swarm_peers": self.swarm.peers}
+            seen = {"swarm_round": self.swarm.round, "swarm_peers": self.swarm.peers}
+            logs |= seen  # for the callbacks after this one
+            state.log_history[-1] |= seen
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         if self.swarm is not None:
-            self.swarm.close()
+            swarm, self.swarm = self.swarm, None
+            swarm.close()

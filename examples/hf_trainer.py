@@ -41,6 +41,7 @@ def main() -> None:
         callbacks=[SwarmCallback(arguments.address, output_dir=arguments.output_dir)],
     )  # fmt: skip
     trainer.train()
+    trainer.save_model(f"{arguments.output_dir}/model")  # what the run yields
 
 
 if __name__ == "__main__":

@@ -50,7 +50,8 @@ class BootstrapProcess:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "run.yaml"
         path.write_text(manifest_text)
-        for name, content in self._built.get(manifest_text, {}).items():
+        built_of = manifest_text + " ".join(flags if "--from" in flags else ())
+        for name, content in self._built.get(built_of, {}).items():
             (folder / name).write_bytes(content)
             (folder / name).chmod(0o600)  # as the bootstrap writes it
         self.folder = folder
@@ -77,7 +78,7 @@ class BootstrapProcess:
         self.address: str = started["addresses"][0]
         self.run_id: str = started["run_id"]
         self.page: str = started.get("page", "")
-        self._built[manifest_text] = {name: (folder / name).read_bytes() for name in ("genesis.bin", "genesis.json")}
+        self._built[built_of] = {name: (folder / name).read_bytes() for name in ("genesis.bin", "genesis.json")}
 
     @property
     def port(self) -> int:

@@ -30,6 +30,7 @@ class HubUploads:
         home: the run's folder, with the files of its tokenizer.
         name: of the repository.
         every: rounds.
+        address: of this node.
     """
 
     store: StateStore
@@ -37,6 +38,7 @@ class HubUploads:
     home: Path
     name: str
     every: int
+    address: str
     _uploaded: int = 0  # the round of the newest
 
     async def run(self) -> None:
@@ -78,7 +80,7 @@ class HubUploads:
             sys.executable, "-m", "peer.use.upload_state", "--state", f"/proc/self/fd/{descriptor}",
             "--vectors", str(1 + meta.num_buffers), "--home", str(self.home),
             "--run-id", self.control.run_id, "--round", str(meta.round), "--lineage-id", meta.lineage_id,
-            "--name", self.name, "--parent", str(os.getpid()),
+            "--name", self.name, "--address", self.address, "--parent", str(os.getpid()),
             stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
             pass_fds=(descriptor,),
         )  # fmt: skip

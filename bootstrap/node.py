@@ -114,7 +114,9 @@ async def _open_run(
         store = open_archive(archive.folder / manifest.run_id[:16], genesis, plan, node)
         await _keep(store, node, directory, rules, files)
         if archive.push_to is not None:
-            node.spawn(HubUploads(store, control, folder, archive.push_to, archive.push_every).run())
+            node.spawn(HubUploads(
+                store, control, folder, archive.push_to, archive.push_every, node.maddrs[0]
+            ).run())  # fmt: skip
     else:
         await HistoryServer(node, manifest.run_id, history, OneSnapshot(genesis.snapshot), files=files).start()
     return Bootstrap(node, genesis, directory, plan, history, control)

@@ -24,6 +24,11 @@ class AgentConnection:
         self._known_addresses: tuple[str, ...] = ()
 
     @property
+    def address(self) -> str:
+        """The first at which this peer found the run."""
+        return self._start.initial_peers[0]
+
+    @property
     def running(self) -> bool:
         return self._agent.running
 

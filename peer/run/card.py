@@ -7,6 +7,7 @@ from pathlib import Path
 
 import yaml
 
+from peer.protocol.address import Reach, reach_of
 from peer.protocol.manifest import DataSpec, RunManifest
 
 CARD = "README.md"
@@ -32,14 +33,17 @@ tokenizer = AutoTokenizer.from_pretrained(".")
 
 
 def write_card(
-    folder: Path, manifest: RunManifest, facts: Mapping[str, object], *, adapter: bool = False
+    folder: Path, manifest: RunManifest, facts: Mapping[str, object], *, adapter: bool = False, address: str = ""
 ) -> None:
     """Write it.
 
     Args:
         facts: rows of the table, in their order; those that are None are left out.
         adapter: the folder holds an adapter, and not the model that it stands on.
+        address: of a run that has not ended. The card names it if all who read the card can use it.
     """
+    strangers = manifest.trust.mode == "open" and not manifest.trust.invited
+    reached = strangers and address and reach_of(address) is Reach.PUBLIC
     hub = [source.name for source in manifest.data.sources if source.name]
     head = {
         "library_name": "peft" if adapter else "transformers", "pipeline_tag": "text-generation", "tags": ["atoll"],
@@ -51,6 +55,7 @@ def write_card(
         "recipe": f"`{manifest.recipe.name}`",
         "data": _data(manifest.data),
         **facts,
+        "train with us": f"`atoll join {address} --run {manifest.name}`" if reached else None,
     }
     lines = [f"| {key} | {value} |" for key, value in rows.items() if value is not None]
     text = (

@@ -74,11 +74,12 @@ def export_at_once(peer: Peer, hooks: PeerHooks) -> Path | None:
 def _write_card(peer: Peer, hooks: PeerHooks, folder: Path) -> None:
     sync, losses = peer.sync, [loss for _, loss in hooks.validation]
     members = {name for record in hooks.records if record.status == "committed" for name in record.members}
+    address = "" if sync.finished else sync.agent.address
     write_card(folder, peer.manifest, {
         "round": f"{sync.round:,}", "lineage": f"`{sync.memory.head.lineage_id}`" if sync.memory.head else None,
         "tokens": f"{sync.swarm_tokens:,} in committed rounds", "peers": f"{len(members)} in the rounds of this one",
         "validation loss": f"{losses[0]:.4f}, then {losses[-1]:.4f}" if losses else None,
-    }, adapter=peer.manifest.model.adapter is not None)  # fmt: skip
+    }, adapter=peer.manifest.model.adapter is not None, address=address)  # fmt: skip
 
 
 def report_of(

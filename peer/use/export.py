@@ -36,7 +36,7 @@ def export(trained: Trained, path: Path, dtype: str, *, merged: bool = False) ->
         if trained.manifest is not None and trained.after is not None:
             write_card(folder, trained.manifest, {
                 "round": f"{trained.after.round:,}", "lineage": f"`{trained.after.lineage_id}`", "weights": dtype,
-            }, adapter=has_adapter(model))  # fmt: skip
+            }, adapter=has_adapter(model), address=trained.after.address)  # fmt: skip
 
     return export_model(what_to_save(model), trained.tokenizer, path, card)
 
@@ -54,5 +54,5 @@ def upload(path: Path, name: str) -> str:
         return str(address)
     except Exception as error:  # the hub's client lets those of its HTTP library through
         reason = " ".join(str(error).split())[:300]
-        hint = f"the model is in {path}; check the name, log in to the hub, and try again"
+        hint = f"the model is in {path}; check the name, log in to the hub, and then: hf upload {name} {path}"
         raise UserError(f"{name} could not be uploaded: {reason}", hint) from None

@@ -74,7 +74,7 @@ def _taken(agent: AgentProcess, addresses: Sequence[PeerAddress], run: str | Non
     with contextlib.suppress(AgentGoneError, UserError):  # the state is here, however the agent leaves
         agent.send(Stop())
         agent.expect(Stopped, LEAVE_S)
-    after = After(round=anchor.round, lineage_id=anchor.lineage_id, origin=str(addresses[0]))
+    after = After(round=anchor.round, lineage_id=anchor.lineage_id, origin=str(addresses[0]), address=str(addresses[0]))
     return of_state(plan, vectors, after, home)
 
 

@@ -37,11 +37,13 @@ class After:
     Attributes:
         lineage_id: of the link of that round.
         origin: a folder, or a peer's address.
+        address: of the run, if it is known.
     """
 
     round: int
     lineage_id: str
     origin: str
+    address: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

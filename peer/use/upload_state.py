@@ -33,6 +33,7 @@ def main() -> None:
     add("--lineage-id", required=True)
     add("--home", type=Path, required=True, help="folder of the run at its bootstrap")
     add("--name", required=True, help="of the repository")
+    add("--address", required=True, help="of the bootstrap")
     add("--parent", type=int, required=True, help="process id to die with")
     arguments = parser.parse_args()
     die_with_parent(arguments.parent)
@@ -50,7 +51,10 @@ def _upload(arguments: argparse.Namespace) -> str:
     manifest = kept_manifest(history_folder(arguments.home, arguments.run_id), arguments.run_id)
     elements = arguments.state.stat().st_size // 4
     state = torch.from_file(str(arguments.state), size=elements, dtype=torch.float32)
-    after = After(round=arguments.round, lineage_id=arguments.lineage_id, origin="the archive of the bootstrap")
+    after = After(
+        round=arguments.round, lineage_id=arguments.lineage_id, origin="the archive of the bootstrap",
+        address=arguments.address,
+    )  # fmt: skip
     trained = of_state(RunPlan.of(manifest), state.view(arguments.vectors, -1).unbind(), after, arguments.home)
     with tempfile.TemporaryDirectory(prefix="atoll-upload-") as folder:
         return upload(export(trained, Path(folder) / "model", "fp32"), arguments.name)

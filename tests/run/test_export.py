@@ -18,6 +18,7 @@ from peer.run.card import CARD
 from peer.run.final_report import EXPORT_S, export, export_at_once
 from tests.train.architectures import tiny_config
 
+ADDRESS = "/dns4/run.example.org/tcp/31337/p2p/12D3KooWKmmM9Y5H6oezr6EDRhBYuxX24zB2Ryv6XrVcmTra4uad"
 PROMPT = "def h\u00e9llo():"
 
 
@@ -43,7 +44,8 @@ def peer_of(folder: Path, name: str = "a", numel: int = 10) -> Any:
     return SimpleNamespace(
         settings=SimpleNamespace(output_dir=folder), manifest=manifest, model=build_initial_model(manifest, tokenizer),
         text=SimpleNamespace(tokenizer=tokenizer), mapped=SimpleNamespace(numel=numel),
-        sync=SimpleNamespace(round=3, result=torch.zeros(1), swarm_tokens=9, memory=SimpleNamespace(head=None)),
+        sync=SimpleNamespace(round=3, result=torch.zeros(1), swarm_tokens=9, memory=SimpleNamespace(head=None),
+                             finished=False, agent=SimpleNamespace(address=ADDRESS)),
         replica=SimpleNamespace(write=lambda _: None),
     )  # fmt: skip
 
@@ -62,6 +64,21 @@ def test_a_later_export_of_a_run_replaces_the_earlier_and_touches_no_other(tmp_p
     assert "| round | 4 |" in (tmp_path / "export-2" / CARD).read_text()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["export", "export-2", "export-3"]
     assert (tmp_path / "export" / "mine").exists()
+
+
+@pytest.mark.parametrize(("changes", "address", "told"), [
+    ({}, ADDRESS, True), ({}, ADDRESS.replace("dns4/run.example.org", "ip4/192.168.0.7"), False), ({}, "", False),
+    ({"mode": "private"}, ADDRESS, False), ({"invited": True}, ADDRESS, False),
+])  # fmt: skip
+def test_the_card_of_a_run_that_has_not_ended_says_how_to_join_it(tmp_path, changes, address, told):
+    peer = peer_of(tmp_path)
+    peer.manifest = RunManifest.model_validate({**peer.manifest.model_dump(), "trust": changes})
+    peer.sync.agent.address = address
+    card = (export(peer, HOOKS) / CARD).read_text()
+    assert (f"| train with us | `atoll join {address} --run a` |" in card) == told
+    assert ("atoll join" in card) == told
+    peer.sync.finished = True
+    assert "atoll join" not in (export(peer, HOOKS) / CARD).read_text()
 
 
 def test_a_second_ctrl_c_skips_the_export_and_a_large_one_is_not_tried(tmp_path, caplog):

@@ -131,13 +131,15 @@ class Ranks:
         return [int(one) for one in vector.tolist()]
 
     def agree(self, problem: int, parameters: Sequence[nn.Parameter]) -> int:
-        """The largest problem of any rank (0: none). Without one, a parameter with a gradient anywhere has one here."""
-        if self.count == 1:
+        """The largest problem of any rank (0: none). Without one, a parameter with a gradient anywhere has one here.
+
+        Ranks that share a model have none to agree on: what one of them cannot do ends all.
+        """
+        if self.count == 1 or self.sharded:
             return problem
-        has = [] if self.sharded else [int(parameter.grad is not None) for parameter in parameters]
-        worst, *anywhere = self.largest([problem, *has])
+        worst, *anywhere = self.largest([problem, *(int(parameter.grad is not None) for parameter in parameters)])
         if worst == 0:
-            for parameter, wanted in zip(parameters, anywhere, strict=False):
+            for parameter, wanted in zip(parameters, anywhere, strict=True):
                 if wanted and parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
         return worst

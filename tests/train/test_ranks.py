@@ -214,6 +214,13 @@ def test_each_rank_copies_its_part_of_the_flat_vector(tmp_path: Path) -> None:
     assert bool(found[1][:half].isnan().all())
 
 
+def test_ranks_that_share_a_model_do_not_wait_to_agree() -> None:
+    """They have met no other: a call to one would raise."""
+    assert Ranks(0, 2, sharded=True).agree(0, []) == 0
+    with pytest.raises(ValueError, match="process group has not been initialized"):
+        Ranks(0, 2).agree(0, [])
+
+
 def test_rows_that_are_missing_are_not_learned_from() -> None:
     batch = Batch.of(random_batches(1, 5)[0])
     parts = [Ranks(rank, 3).part_of(batch) for rank in range(3)]

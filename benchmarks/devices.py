@@ -55,10 +55,11 @@ def on_devices(
         title = "1 device" if label == "1" else f"{len(used)} devices, {label}"
         ranks = _run(arguments, used, sharded, "both")
         alone = {system: _run(arguments, used, sharded, system) for system in ("ours", "plain")}
-        figures += _figures(title, ranks, alone)
+        speed, ratio, *others = _figures(title, ranks, alone)
+        figures += speed, ratio, *others
         peaks = {system: [one["peak_mb"] for one in own] for system, own in alone.items()}
         samples[title] = {"ranks": ranks, "alone_mb": peaks}
-        say(f"{title}: {figures[-6].value:.2f} steps/s, {figures[-5].value:.2f} of plain torch")
+        say(f"{title}: {speed.value:.2f} steps/s, {ratio.value:.2f} of plain torch")
     return tuple(figures), samples
 
 
@@ -74,7 +75,10 @@ def _figures(title: str, ranks: Rows, alone: dict[str, Rows]) -> list[Figure]:
         Figure(name=f"{title}: highest peak of a rank, plain torch", value=peaks["plain"], unit="MB"),
         Figure(name=f"{title}: pause of a hand-over", value=1e3 * first["hand_over_of_all_s"], unit="ms"),
         Figure(name=f"{title}: pause of a merge", value=1e3 * first["merge_of_all_s"], unit="ms"),
-    ]
+        *(Figure(name=f"{title}: its part on rank {rank}, {name}", value=1e3 * one[key], unit="ms")
+          for name, key in (("hand-over", "hand_over_s"), ("merge", "merge_s"))
+          for rank, one in enumerate(ranks) if len(ranks) > 1),
+    ]  # fmt: skip
 
 
 def _run(arguments: argparse.Namespace, devices: list[str], sharded: bool, system: str) -> Rows:

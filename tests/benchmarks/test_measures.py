@@ -151,7 +151,8 @@ def test_the_gpus_command_runs_on_a_cpu_with_tiny_sizes() -> None:
             assert 0 < found[f"{way}: pause of a {pause}"].value < 1000
         ranks = report.samples["devices"][way]["ranks"]
         assert len(ranks) == int(way[0])
-        for rank in ranks:
+        for number, rank in enumerate(ranks):
+            assert len(ranks) == 1 or found[f"{way}: its part on rank {number}, merge"].value == 1e3 * rank["merge_s"]
             assert rank["ours loss"] == pytest.approx(rank["plain loss"], abs=1e-4)
             assert 0 < rank["merge_s"] <= rank["merge_of_all_s"]
     assert "Not measured" not in report.notes

@@ -57,6 +57,11 @@ def losses(peer: JoinedPeer) -> list[float]:
     return [float(event["loss"]) for event in peer.events("step")]
 
 
+def fall(values: list[float]) -> float:
+    """From the first to the last."""
+    return values[0] - values[-1] if values else 0.0
+
+
 def report_of(peer: JoinedPeer) -> dict[str, Any]:
     assert peer.process.wait(250) == 0, peer.log_text()
     report: dict[str, Any] = json.loads((peer.folder / "report.json").read_text())
@@ -177,6 +182,7 @@ def test_recipes_on_two_devices(
     single = start(node.address, "single")
     for peer in (pair, single):
         peer.wait_for(lambda peer=peer: len(peer.committed) >= 6, 200.0)
+        peer.wait_for(lambda peer=peer: fall(losses(peer)) > 0.1, 200.0)  # some warm up, one step a round
     for peer in (pair, single):
         peer.signal(signal.SIGINT)
         assert peer.process.wait(60) == 0, peer.log_text()
@@ -184,7 +190,6 @@ def test_recipes_on_two_devices(
         first, second = ({event["round"]: event["state_digest"] for event in peer.committed} for peer in (pair, single))
         assert len(first.keys() & second.keys()) >= 3
         assert all(first[round] == second[round] for round in first.keys() & second.keys())
-    assert losses(pair)[-1] < losses(pair)[0]
     node.close()
 
 
@@ -227,9 +232,11 @@ def test_torchrun_starts_the_ranks_of_one_peer(tmp_path: Path, nodes: int) -> No
                 [*LAUNCH, *command, "--node-rank", str(rank), *join], env=environment({"GLOO_SOCKET_IFNAME": "lo"}),
                 stdout=log, stderr=log,
             ))  # fmt: skip
-    logs = "\n".join((tmp_path / f"node{rank}.log").read_text()[-3000:] for rank in range(nodes))
     try:
-        assert [process.wait(200) for process in processes] == [0] * nodes, logs
+        codes = [process.wait(200) for process in processes]
+        assert codes == [0] * nodes, "\n".join(
+            (tmp_path / f"node{rank}.log").read_text()[-3000:] for rank in range(nodes)
+        )
     finally:
         partner.close()
         for process in processes:
@@ -238,7 +245,7 @@ def test_torchrun_starts_the_ranks_of_one_peer(tmp_path: Path, nodes: int) -> No
     events = read_metrics(tmp_path / "peer" / "metrics.jsonl")
     committed = [event for event in events if event["event"] == "round" and event["status"] == "committed"]
     assert len(committed) >= 2
-    assert [event["loss"] for event in events if event["event"] == "validation"][-1] < 5.6
+    assert fall([event["loss"] for event in events if event["event"] == "validation"]) > 0.01
     assert load_file(tmp_path / "peer" / "export" / "model.safetensors")
 
 

@@ -99,6 +99,16 @@ def test_what_was_said_before_the_end_is_heard(launch):
         agent.receive(10.0)
 
 
+def test_what_was_said_before_the_end_is_heard_if_the_agent_leaves_messages_unread(launch):
+    """The connection is then reset, which must not hide what has arrived before."""
+    agent = launch("channel.recv(1, socket.MSG_PEEK); tell(kind='want_snapshot', after=1); sys.exit(0)")
+    agent.send(Merged(round=0))
+    agent._process.wait(10.0)
+    assert agent.receive(10.0) == WantSnapshot(after=1)
+    with pytest.raises(AgentGoneError):
+        agent.receive(10.0)
+
+
 def test_a_dead_agent_is_gone_for_both_directions(launch):
     agent = launch("sys.exit(3)")
     with pytest.raises(AgentGoneError):

@@ -145,7 +145,8 @@ class Play:
 
     def _check(self) -> None:
         if self._clock() - self._started_at > self._setup.seconds_limit:
-            raise DemoError(f"round {self._round} is done, but --seconds-limit={self._setup.seconds_limit:.0f} is over")
+            limit = f"--seconds-limit={self._setup.seconds_limit:.0f}"
+            raise DemoError(f"round {self._round} is done, but {limit} is over; a machine that is busy needs more")
         for child in self._children.ended():
             if child.name not in self.killed and not self._left_in_order(child):
                 raise DemoError(f"{child.name} ended unexpectedly ({_cause(child.code)})", child.log_tail())

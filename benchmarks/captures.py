@@ -1,9 +1,8 @@
-"""Pictures of the terminal for README and docs: what the commands print beside a real swarm of two peers, as SVG."""
+"""Pictures of the terminal for README and docs, as SVG: the demo, and what commands print beside a real swarm."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import fcntl
 import os
 import pty
@@ -16,6 +15,7 @@ import sys
 import tempfile
 import termios
 import threading
+import time
 from io import StringIO
 from pathlib import Path
 
@@ -32,27 +32,30 @@ PLAN += " --recipes lagoon diloco streaming-diloco sparseloco ddp"
 REDRAWN = re.compile(r"\r?\x1b\[2K(?:\x1b\[1A\x1b\[2K)*|\x1b\[H")  # a live table begins again, or a whole screen does
 CONTROL = re.compile(r"\x1b\[(?![\d;]*m)[\d;?]*[A-Za-z]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\r")
 EXIT_S = 60.0
+WIDTH = 104
 ROUNDS = 40  # of the run in the pictures
+DEMO_SHOWN = b"round 8 committed"  # one peer has joined by then, and one was killed
+DEMO_S = 400.0
 
 
 class Terminal:
     """A command in a terminal of its own.
 
     Args:
-        width, height: of the terminal, in characters.
+        folder: where it runs.
+        height: of the terminal, in lines of WIDTH characters.
     """
 
-    def __init__(self, command: str, environment: dict[str, str], width: int, height: int) -> None:
-        self.command, self.width, self._written = command, width, b""
+    def __init__(self, command: str, folder: Path, environment: dict[str, str], height: int) -> None:
+        self._written = b""
         self._end, inner = pty.openpty()
-        fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
+        fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", height, WIDTH, 0, 0))
         arguments = [sys.executable, "-m", "peer.cli", *shlex.split(command)]
-        environment = {**environment, "TERM": "xterm-256color", "COLORTERM": "truecolor", "COLUMNS": str(width)}
+        environment = {**environment, "TERM": "xterm-256color", "COLORTERM": "truecolor", "COLUMNS": str(WIDTH)}
         self._child = subprocess.Popen(
-            arguments, stdin=inner, stdout=inner, stderr=inner, env=environment, start_new_session=True
+            arguments, cwd=folder, stdin=inner, stdout=inner, stderr=inner, env=environment, start_new_session=True
         )
         os.close(inner)
-
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
@@ -62,10 +65,11 @@ class Terminal:
             except OSError:  # the command has ended
                 return
 
-    def wait(self, seconds: float) -> None:
-        """For so long, or until the command ends."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._child.wait(seconds)
+    def wait(self, seconds: float, text: bytes | None = None) -> None:
+        """For so long, or until the command ends, or has written the text."""
+        until = time.monotonic() + seconds
+        while self._child.poll() is None and time.monotonic() < until and not (text and text in self._written):
+            time.sleep(0.2)
 
     def close(self) -> None:
         """Ctrl-C."""
@@ -79,7 +83,7 @@ class Terminal:
         frames = REDRAWN.split(self._written.decode(errors="replace"))
         frame = max(frames[-2:], key=len) if len(frames) > 1 else frames[0]
         text = Text.from_ansi(CONTROL.sub("", frame).rstrip())
-        console = Console(record=True, width=self.width, file=StringIO(), force_terminal=True, color_system="truecolor")
+        console = Console(record=True, width=WIDTH, file=StringIO(), force_terminal=True, color_system="truecolor")
         console.print(text, soft_wrap=True)
         path.write_text(console.export_svg(title=shown, font_aspect_ratio=0.61))
 
@@ -92,8 +96,9 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.output.mkdir(parents=True, exist_ok=True)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
-    children = Children(environment)
     with tempfile.TemporaryDirectory(prefix="atoll-captures-") as folder:
+        capture_demo(Path(folder), environment, arguments.output)
+        children = Children(environment)
         swarm = RunningSwarm(Path(folder), children, seed=17, rounds=ROUNDS)
         try:
             swarm.start()
@@ -102,26 +107,34 @@ def main() -> None:
             children.stop()
 
 
+def capture_demo(folder: Path, environment: dict[str, str], output: Path) -> None:
+    """The demo after a kill."""
+    demo = Terminal("demo", folder, environment, 22)
+    try:
+        demo.wait(DEMO_S, DEMO_SHOWN)
+        demo.save(output / "demo.svg", "make demo")
+    finally:
+        demo.close()
+
+
 def capture(address: str, folder: Path, environment: dict[str, str], arguments: argparse.Namespace) -> None:
-    """All pictures; the peer of `join` trains while the others are taken."""
-    own = f"--host-maddrs {LOOPBACK} --no-nat-port-map --output-dir {folder / 'you'}"
-    join = Terminal(f"join {address} {own} --nickname you --torch-threads 1", environment, 100, 30)
+    """All other pictures; a peer joins and trains while they are taken."""
+    own = f"--host-maddrs {LOOPBACK} --no-nat-port-map --output-dir runs/"
+    join = Terminal(f"join {address} {own}you --nickname you --torch-threads 1", folder, environment, 30)
+    watch = Terminal(f"watch {address}", folder, environment, 32)
     try:
         join.wait(arguments.seconds)
-        watch = Terminal(f"watch {address}", environment, 100, 32)
-        watch.wait(arguments.seconds / 2)
         watch.save(arguments.output / "watch.svg", "atoll watch ADDRESS")
-        watch.close()
         join.save(arguments.output / "join.svg", "atoll join ADDRESS")
         for name, command, shown in (
-            ("doctor", f"doctor {address} {own}".replace("/you", "/new"), "atoll doctor ADDRESS"),
-            ("plan", PLAN, "atoll plan"),
-        ):
-            taken = Terminal(command, environment, 100, 40)
+            ("doctor", f"doctor {address} {own}new", "atoll doctor ADDRESS"), ("plan", PLAN, "atoll plan"),
+        ):  # fmt: skip
+            taken = Terminal(command, folder, environment, 40)
             taken.wait(arguments.seconds)
             taken.save(arguments.output / f"{name}.svg", shown)
             taken.close()
     finally:
+        watch.close()
         join.close()
 
 

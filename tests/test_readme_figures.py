@@ -19,7 +19,7 @@ CLAIMS = [
     (r"Rounds take ([\d.]+) s among four", ("groups", "4 x 1.0M: round, median", 1)),
     (r"to the first step \| ([\d.]+) s", ("join", "command to first step, median", 1)),
     (
-        r"int8 ([\d.]+) s; hivemind's fastest codec ([\d.]+) times that, gloo in fp32 1 / ([\d.]+)",
+        r"int8 ([\d.]+) s; hivemind's fastest codec takes ([\d.]+) times as long; gloo in fp32 ([\d.]+) times faster",
         ("exchange", "4 x 50M: atoll int8", 1),
         ("exchange", "4 x 50M: hivemind's fastest (uniform-8bit) / atoll int8", 1),
         ("exchange", "4 x 50M: atoll int8 / gloo", 1),
@@ -38,7 +38,7 @@ CLAIMS = [
         ("data", "first batch", 1),
     ),
     (
-        r"daemon \| (\d+) MB \+ ([\d.]+) bytes a parameter", ("memory", "peak: constant", 1),
+        r"daemon (\d+) MB \+ ([\d.]+) bytes a parameter", ("memory", "peak: constant", 1),
         ("memory", "peak: per parameter", 1),
     ),
 ]  # fmt: skip

@@ -73,7 +73,7 @@ class Reader:
             self._met()
         if line.words[0] == "atoll-bootstrap" and line.words[1] not in COMMANDS:
             self._open(text)
-        elif line.words[:2] == ["atoll", "join"]:
+        elif line.words[:2] == ["atoll", "join"] and "--max-rounds" not in line.words:  # with it, one that ends
             words = line.words
             self._join(text, words[words.index("--output-dir") + 1] if "--output-dir" in words else "runs/peer")
         else:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from peer.errors import UserError
-from peer.outer.numerics.ordered_sums import dot, norm
+from peer.outer.numerics.ordered_sums import chunks, dot, norm
 from peer.outer.optim.optimizers import Momentum, Step, Vectors
 
 
@@ -42,6 +42,8 @@ class Turned(Momentum):
         for name in ("enough", "shrink", "turn", "kappa", "most"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0.0):
                 raise UserError(f"{name}={getattr(self, name)}: must be finite and at least 0", "leave it out")
+        if self.enough > 1.0:
+            raise UserError(f"enough={self.enough}: no cosine is above 1", "published: 0.2")
 
     @property
     def elementwise(self) -> bool:
@@ -76,7 +78,11 @@ class Turned(Momentum):
         trust = length / (length + self.kappa * pace)
         if cosine < 0.0:
             beta = min(self.shrink * -cosine * trust, self.most)
-            return d - m * (beta * cosine * length / pace)
-        part = min(self.turn * (1.0 - cosine) * trust, 1.0)
-        mixed = d * ((1.0 - part) / length) + m * (part / pace)
-        return mixed.mul_(length / norm(mixed))
+            kept, added = 1.0, -beta * cosine * length / pace
+        else:
+            part = min(self.turn * (1.0 - cosine) * trust, 1.0)
+            kept, added = (1.0 - part) / length, part / pace
+        mixed = torch.empty_like(d)
+        for chunk in chunks(d.numel()):  # in float64: 1 / pace may lie beyond fp32's range
+            mixed[chunk] = d[chunk].double() * kept + m[chunk].double() * added
+        return mixed if cosine < 0.0 else mixed.mul_(length / norm(mixed))

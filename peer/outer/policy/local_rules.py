@@ -6,12 +6,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from torch import Tensor
 
 from peer.errors import UserError
 from peer.outer.state.outer_state import CHUNK, chunks
+
+MOST_DRAWN: Final = 0.9  # of the draws that move a model towards its anchor
 
 GradientAt = Callable[[Tensor], Tensor]
 """Parameters [P] -> gradient [P] there, on the batch of the present step."""
@@ -131,8 +133,8 @@ class PseudoSync(LocalRule):
     eta: float
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.p < 1.0:
-            raise UserError(f"p={self.p}: must be in [0, 1)", "published: 0.2")
+        if not 0.0 <= self.p <= MOST_DRAWN:  # p / (1 - p) further draws follow a step on average
+            raise UserError(f"p={self.p}: must be in [0, {MOST_DRAWN}]", "published: 0.2")
         if not (math.isfinite(self.eta) and self.eta >= 0.0):
             raise UserError(f"eta={self.eta}: must be finite and at least 0", "published: 0.5 or 1")
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal, Self
+from typing import Final, Literal, Self
 
 from peer.errors import UserError
 from peer.outer.policy.regular import Event, Regular, Schedule
 from peer.outer.state.flat_layout import Cut
 from peer.outer.state.fragments import Turn, whole
+
+MOST_STEPS: Final = 2**24  # that a growing round reaches by itself, or that a timer waits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +31,7 @@ class Every(Regular):
         overlap_steps: steps between sending and applying; H overlaps a whole round (arXiv 2502.12996).
         growth: factor; 1 keeps H.
         growth_every_rounds: rounds of the same H.
-        max_steps: bound of H; None for none.
+        max_steps: bound of H; None: 2^24.
         warm_start_steps: 0 for no warm start; a multiple of `warm_start_every`.
         warm_start_every: steps per round in the warm start.
     """
@@ -75,7 +77,9 @@ class Every(Regular):
         """See `Regular.longest`; of an endless run with endless growth, H."""
         if rounds is None:
             return self.steps if self.max_steps is None else max(self.steps, self.max_steps)
-        return max(self.length(1), self.length(max(1, rounds)))
+        grown = rounds - 1 - self.warm_start_steps // self.warm_start_every
+        last = self.warm_start_every if grown < 0 else self._grown(grown // self.growth_every_rounds)
+        return max(self.length(1), last)
 
     def begins(self, round: int) -> int:
         warm = self.warm_start_steps // self.warm_start_every
@@ -117,12 +121,20 @@ class Every(Regular):
 
     def _levels(self) -> Iterator[tuple[int, float]]:
         """(steps per round, number of such rounds), the last one endless unless H grows for ever."""
-        length = self.steps
         for level in range(2**62):
-            final = self.growth == 1.0 or (self.max_steps is not None and length >= self.max_steps)
+            length = self._grown(level)
+            final = self.growth == 1.0 or length >= self._longest
             yield length, math.inf if final else self.growth_every_rounds
-            grown = round(self.steps * self.growth ** (level + 1)) if not final else length
-            length = grown if self.max_steps is None else min(grown, self.max_steps)
+
+    def _grown(self, level: int) -> int:
+        """H after it has grown so many times."""
+        if level * math.log(self.growth) > math.log(self._longest):  # the power may be beyond what a float holds
+            return self._longest
+        return min(round(self.steps * self.growth**level), self._longest)
+
+    @property
+    def _longest(self) -> int:
+        return max(self.steps, MOST_STEPS) if self.max_steps is None else self.max_steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,8 +228,9 @@ class Timer(Regular):
     overlap_steps: int = 0
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.rate) and self.rate > 0.0):
-            raise UserError(f"rate={self.rate}: must be finite and above 0 rounds per step", "published: 1")
+        if not 1 / MOST_STEPS <= self.rate <= MOST_STEPS:
+            limits = f"[1 / {MOST_STEPS}, {MOST_STEPS}] rounds per step"
+            raise UserError(f"rate={self.rate}: must be in {limits}", "published: 1")
         if not 0 <= self.overlap_steps <= self.shortest:
             raise UserError(
                 f"overlap_steps={self.overlap_steps}: must be in [0, {self.shortest}], the shortest round",

@@ -226,13 +226,15 @@ def _check_numbers(kind: str, part: type, numbers: Mapping[str, Any]) -> None:
 def _fits(value: Any, annotation: str) -> bool:
     if value is None:
         return "None" in annotation
+    if "tuple" in annotation:
+        return isinstance(value, tuple) and ("..." in annotation or len(value) == annotation.count(",") + 1)
     if isinstance(value, bool):
         return "bool" in annotation
     if isinstance(value, int):
         return "int" in annotation or "float" in annotation
     if isinstance(value, float):
         return "float" in annotation
-    return ("tuple" in annotation) if isinstance(value, tuple) else ("str" in annotation or "Literal" in annotation)
+    return isinstance(value, str) and ("str" in annotation or "Literal" in annotation)
 
 
 def _with_outer_numbers(outer: OuterOptimizer, spec: RecipeSpec, source: str) -> OuterOptimizer:

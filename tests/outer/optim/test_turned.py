@@ -71,3 +71,11 @@ def test_in_place_or_not_is_the_same() -> None:
     optimizer.step_(anchor, [momentum], direction)
     assert torch.equal(anchor, new.anchor)
     assert torch.equal(momentum, new.buffers[0])
+
+
+@pytest.mark.parametrize("momentum", [[0.0, 1e-42], [0.0, -1e-42]])
+def test_a_momentum_that_has_all_but_vanished_leaves_the_direction_finite(momentum: list[float]) -> None:
+    direction = torch.tensor([3.0, 0.1])
+    turned = moved(direction, torch.tensor(momentum))[0]
+    assert torch.isfinite(turned).all()
+    assert 2.9 < float(turned.norm()) < 3.1

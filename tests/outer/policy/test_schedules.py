@@ -167,7 +167,7 @@ def test_overflows_and_zeros_do_no_harm() -> None:
         (lambda: Strided(period=0, num_fragments=1), "period=0: must be at least 1"),
         (lambda: Strided(period=5, num_fragments=6), r"num_fragments=6: must be in \[1, period=5\]"),
         (lambda: Strided(period=5, num_fragments=1, overlap_steps=6), r"must be in \[0, period=5\]"),
-        (lambda: Timer(rate=0.0), "rate=0.0: must be finite and above 0"),
+        (lambda: Timer(rate=0.0), r"rate=0.0: must be in \[1 / 16777216, 16777216\]"),
         (lambda: Timer(rate=0.3, overlap_steps=4), r"overlap_steps=4: must be in \[0, 3\], the shortest round"),
         (lambda: GradientChange(delta=-0.1), "delta=-0.1: must be at least 0"),
         (lambda: GradientChange(smoothing=0), "smoothing=0: must be at least 1"),

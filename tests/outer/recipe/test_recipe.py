@@ -259,7 +259,7 @@ def test_only_the_whole_is_judged() -> None:
     ("diloco", {"straggler": {"name": "quorum", "count": 2, "fraction": 0.5}}, "give exactly one", "count: 2"),
     ("heloco", {"outer": {"kappa": -1.0}}, "kappa=-1.0: must be finite and at least 0", "leave it out"),
     ("des-loc", {"moments": {"first": -1}}, "first=-1: must be at least 0 rounds", "3 and 6"),
-    ("palsgd", {"local": {"p": 1.0}}, "p=1.0: must be in [0, 1)", "0.2"),
+    ("palsgd", {"local": {"p": 1.0}}, "p=1.0: must be in [0, 0.9]", "0.2"),
     ("palsgd", {"local": {"eta": -1.0}}, "eta=-1.0: must be finite and at least 0", "0.5 or 1"),
     ("edit", {"aggregator": {"temperature": 0.0}}, "temperature=0.0: must be above 0", "1 and 10"),
     ("edit", {"aggregator": {"threshold": 0.5}}, "threshold=0.5: must be finite and at least 1", "3 is usual"),
@@ -474,3 +474,27 @@ def test_trust_is_told_in_one_line() -> None:
         "open: aggregator mean (one malicious peer can ruin it), weights up to 3 x the median"
     )
     assert RunPlan.of(manifest_of({}, mode="private")).in_words() == "private: aggregator mean; every member is trusted"
+
+
+HOSTILE: dict[str, dict[str, Any]] = {
+    "draws without end": {"local": {"name": "pseudo-sync", "p": 1.0 - 1e-10, "eta": 0.5}},
+    "no number of steps": {"schedule": {"name": "timer", "rate": 5e-324}},
+    "beyond whole floats": {"schedule": {"name": "timer", "rate": 1e-18}},
+    "a number for several": {"outer_schedule": {"name": "stages", "momenta": 0.5}},
+    "one of two": {"outer": {"name": "adam", "lr": 0.1, "betas": (0.9,)}},
+    "no cosine": {"outer": {"name": "turned", "lr": 0.7, "momentum": 0.9, "enough": 1.5}},
+}
+
+
+@pytest.mark.parametrize("numbers", HOSTILE.values(), ids=HOSTILE)
+def test_numbers_that_would_stop_or_end_a_peer_are_refused_by_name(numbers: dict[str, Any]) -> None:
+    (part,) = numbers.values()
+    what = refused("diloco", **numbers).what
+    assert any(f"{key}={value!r}" in what for key, value in part.items())
+
+
+@pytest.mark.parametrize("growth", [1e308, 2.0, 1.0 + 1e-12])
+def test_rounds_that_grow_without_a_bound_have_one(growth: float) -> None:
+    grown = recipe("diloco", schedule={"name": "every", "steps": 10, "growth": growth})
+    assert [grown.regular_steps(rounds) for rounds in (1, 2**52)] == [10, 2**24]
+    assert grown.rounds.begins(2) == 10

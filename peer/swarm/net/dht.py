@@ -84,6 +84,15 @@ class DHTProtocol(UnboundedProtocol):  # type: ignore[misc]  # its name is part 
             response.results.append(result)
         return response
 
+    async def call_ping(self, peer: PeerID, validate: bool = False, strict: bool = True) -> DHTID | None:
+        """See hivemind's; a node id that is none is no answer."""
+        try:
+            node_id: DHTID | None = await super().call_ping(peer, validate, strict)
+        except (AssertionError, ValueError) as error:
+            log.debug("%s answers no ping: %r", peer, error)
+            return None
+        return node_id
+
     async def call_find(
         self, peer: PeerID, keys: Collection[DHTID]
     ) -> dict[DHTID, tuple[None, dict[DHTID, PeerID]]] | None:
@@ -96,11 +105,11 @@ class DHTProtocol(UnboundedProtocol):  # type: ignore[misc]  # its name is part 
             for key, result in zip(keys, response.results, strict=True):
                 self._take(key, result)
             named = {key: (None, self._named(result)) for key, result in zip(keys, response.results, strict=True)}
+            await self._met(response.peer, peer)
         except Exception as error:  # root of a call: whatever a stranger's answer breaks, it is no answer
             log.debug("%s answers no find: %r", peer, error)
             await self.update_routing_table(None, peer, responded=False)
             return None
-        await self._met(response.peer, peer)
         return named
 
     def _take(self, key: DHTID, result: Any) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 
 import pytest
-from hivemind.dht.routing import DHTID
+from hivemind.dht.routing import DHTID, RoutingTable
 from hivemind.p2p import PeerID
+from hivemind.proto import dht_pb2
 
-from peer.swarm.net.dht import BoundedDHT, node_id_of
+from peer.swarm.net.dht import BoundedDHT, DHTProtocol, node_id_of
+from peer.swarm.net.record_store import RecordStore
 from tests.swarm.net.published import ALICE, BOB
 
 PLAIN, OTHER = PeerID.from_base58(ALICE.peer_id), PeerID.from_base58(BOB.peer_id)
@@ -52,3 +55,28 @@ async def test_a_plain_node_is_asked_for_each_key_until_it_is_gone(dht):
 async def test_a_node_of_atoll_has_its_place_in_the_routing_table_alone(dht):
     assert await dht.meet(OTHER)
     assert (dht.protocol.pinged, dht._also_asked()) == ([OTHER], [])
+
+
+def answering(node_id):
+    """A protocol whose only neighbour answers every call with this node id."""
+    made = DHTProtocol(_initialized_with_create=True)
+    info = dht_pb2.NodeInfo(node_id=node_id)
+
+    async def answer(request, timeout):  # noqa: ARG001
+        found = dht_pb2.FindResult(type=dht_pb2.NOT_FOUND)
+        return SimpleNamespace(peer=info, results=[found], dht_time=0.0, available=True)
+
+    made.get_stub = lambda _: SimpleNamespace(rpc_ping=answer, rpc_find=answer)
+    made.rpc_semaphore, made.wait_timeout, made.node_info = asyncio.Semaphore(), 1.0, dht_pb2.NodeInfo()
+    made.routing_table, made.bucket_size = RoutingTable(DHTID.generate(), 20, 5), 20
+    made.storage = RecordStore("own")
+    return made
+
+
+async def test_an_answer_whose_node_id_is_none_is_no_answer():
+    hostile = answering(b"\xff" * 1000)
+    assert await hostile.call_ping(PLAIN) is None
+    assert await hostile.call_find(PLAIN, [DHTID.generate()]) is None
+    honest = answering(node_id_of(str(PLAIN)).to_bytes())
+    assert await honest.call_ping(PLAIN) == node_id_of(str(PLAIN))
+    assert await honest.call_find(PLAIN, [DHTID.generate()]) is not None

@@ -32,18 +32,18 @@ class ChainFollower:
         history: the chain; changed here alone.
         scout: fetches and judges what members claim.
         checkpoints: the newest; new ones go there.
-        total: rounds of the run, if it ends.
+        archive: what this node keeps of the run with its state, if it does: peers that have left cannot show it again.
         clock: wall-clock seconds.
     """
 
     def __init__(
         self, node: Node, directory: Directory, history: ChainStore, scout: ChainScout,
-        checkpoints: NewestCheckpoint, total: Callable[[], int | None] = lambda: None,
+        checkpoints: NewestCheckpoint, archive: ChainStore | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
         self._node, self._directory = node, directory
         self._history, self._scout, self._checkpoints = history, scout, checkpoints
-        self._total, self._clock = total, clock
+        self._archive, self._clock = archive, clock
         self._failures: dict[str, tuple[float, int]] = {}  # until when, and how many of them
         self._signed_at = 0.0
 
@@ -51,6 +51,7 @@ class ChainFollower:
         """Until it is cancelled."""
         while True:
             await self.look_around()
+            await self.take_from_archive()
             self._sign()
             await asyncio.sleep(self._node.timing.refresh_period_s)
 
@@ -75,6 +76,12 @@ class ChainFollower:
             else:
                 self._avoid(donor)
 
+    async def take_from_archive(self) -> None:
+        """What the archive was shown after the last look: it has followed the same rule."""
+        archive, known = self._archive, len(self._history.chain)
+        if archive is not None and archive.leads_through(known, self._history.lineage_id(known)):
+            await asyncio.to_thread(self._history.advance, archive.chain)
+
     def _avoid(self, donor: str) -> None:
         """For a time that doubles: many that show nothing must leave time for those that do."""
         _, failures = self._failures.get(donor, (0.0, 0))
@@ -87,7 +94,7 @@ class ChainFollower:
         round, newest = len(self._history.chain), self._checkpoints.newest
         ahead = round - (newest.round if newest is not None else 0)
         now = self._clock()
-        due = ahead >= CHECKPOINT_ROUNDS or round == self._total() or now >= self._signed_at + CHECKPOINT_S
+        due = ahead >= CHECKPOINT_ROUNDS or round == self._scout.rules.total or now >= self._signed_at + CHECKPOINT_S
         if ahead <= 0 or not due:
             return
         serial = max(int(now * 1000), newest.serial + 1 if newest is not None else 0)

@@ -109,9 +109,10 @@ async def _open_run(
     directory.known = lambda peer_id: history.seen[peer_id] > 0 or peer_id == node.peer_id
     directory.follow()
     plan = RunPlan.of(manifest)
-    rules = None if plan.recipe.gossips else await _follow(node, directory, published, plan, history, control)
-    if archive is not None:
-        store = open_archive(archive.folder / manifest.run_id[:16], genesis, plan, node)
+    store = open_archive(archive.folder / manifest.run_id[:16], genesis, plan, node) if archive is not None else None
+    kept = store.history if store is not None else None
+    rules = None if plan.recipe.gossips else await _follow(node, directory, published, plan, history, control, kept)
+    if archive is not None and store is not None:
         await _keep(store, node, directory, rules, files)
         if archive.push_to is not None:
             node.spawn(HubUploads(
@@ -132,7 +133,7 @@ async def _steer(node: Node, state_dir: Path, manifest: RunManifest) -> RunContr
 
 async def _follow(
     node: Node, directory: Directory, published: SealedManifest, plan: RunPlan, history: ChainStore,
-    control: RunControl,
+    control: RunControl, archive: ChainStore | None,
 ) -> ChainRules:  # fmt: skip
     """Follow the run's chain from where this node left it, and sign checkpoints where the manifest lets it."""
     history.load_all()
@@ -145,7 +146,7 @@ async def _follow(
         node.timing.least_round_s(plan.recipe.fewest_steps, manifest.rounds.straggler_wait_s),
     )  # fmt: skip
     scout = ChainScout(DonorRequests(node, run_id), run_id, rules, history)
-    follower = ChainFollower(node, directory, history, scout, checkpoints, lambda: control.rounds_total)
+    follower = ChainFollower(node, directory, history, scout, checkpoints, archive)
     node.spawn(follower.run(), essential=True)
     return rules
 

@@ -32,7 +32,7 @@ from tests.swarm.runs import RUN, Run
 class Post:
     """A follower, and the directory that it reads."""
 
-    def __init__(self, network, folder, genesis, total=None):  # noqa: F811
+    def __init__(self, network, folder, genesis, total=None, archive=None):  # noqa: F811
         self.node, self.now = network.node(), 1000.0
         self.history = ChainStore(folder, genesis)
         self.checkpoints = NewestCheckpoint(folder, RUN, (self.node.peer_id,))
@@ -43,7 +43,7 @@ class Post:
         self.scout = ChainScout(DonorRequests(self.node, RUN), RUN, rules, self.history)
         self.directory = SimpleNamespace(reachable={})
         self.follower = ChainFollower(
-            self.node, self.directory, self.history, self.scout, self.checkpoints, lambda: total, clock=lambda: self.now
+            self.node, self.directory, self.history, self.scout, self.checkpoints, archive, clock=lambda: self.now
         )
 
     async def sees(self, *donors):
@@ -150,6 +150,22 @@ async def test_the_end_of_a_run_is_checkpointed_at_once(network, tmp_path, run):
     assert (len(post.history.chain), post.checkpoints.newest.round) == (4, 4)
 
 
+async def test_the_end_that_only_the_archive_beside_it_was_shown_is_checkpointed(network, tmp_path, run):  # noqa: F811
+    post = Post(network, tmp_path / "post", run.history.genesis, total=4, archive=run.history)
+    await post.sees(await announced(network, run))
+    run.commit(1)
+    post.directory.reachable = {}  # all have left
+    following = asyncio.ensure_future(post.follower.run())
+    while post.checkpoints.newest.round < 4:
+        await asyncio.sleep(0)
+    following.cancel()
+    assert post.history.chain == run.history.chain
+    other = Run(tmp_path / "other").commit(5, seed=1)  # as it were after a split
+    post.follower._archive = other.history
+    await post.follower.take_from_archive()
+    assert post.history.chain == run.history.chain
+
+
 async def test_a_complete_chain_that_was_not_followed_live_is_no_end(network, tmp_path, run):  # noqa: F811
     post = Post(network, tmp_path / "post", run.history.genesis, total=3)
     assert await post.sees(await announced(network, run)) == []
@@ -192,7 +208,7 @@ async def test_a_chain_with_more_rounds_than_the_time_allows_is_refused_unread(n
     pace = {"opened_at": 1000.0, "round_s": 0.05, "clock": lambda: post.now}
 
     def possible(known=0, **more):
-        return replace(post.scout._rules, **pace, **more).most_rounds(known)
+        return replace(post.scout.rules, **pace, **more).most_rounds(known)
 
     assert [possible(), possible(known=30), possible(control=SimpleNamespace(rounds_total=40))] == [1000, 1030, 40]
     post.now += 10.0
@@ -200,7 +216,7 @@ async def test_a_chain_with_more_rounds_than_the_time_allows_is_refused_unread(n
     post.now -= 5000.0  # a clock that is late
     assert possible() == 1000
     post.now = 1000.0
-    post.scout._rules = replace(post.scout._rules, **pace)
+    post.scout.rules = replace(post.scout.rules, **pace)
     with pytest.raises(ProtocolError, match=f"{donor} claims round 1001; the run can have made 1000 by now"):
         await post.scout.look(donor, 1001)
     assert asked == []

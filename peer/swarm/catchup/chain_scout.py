@@ -101,7 +101,7 @@ class ChainScout:
 
     def __init__(self, source: LinkSource, run_id: str, rules: ChainRules, history: ChainStore) -> None:
         self._source, self._run_id, self._history = source, run_id, history
-        self._rules, self._rule, self._checkpoints = rules, rules.rule, rules.checkpoints
+        self.rules, self._rule, self._checkpoints = rules, rules.rule, rules.checkpoints
         self._weighed: tuple[int, dict[str, int]] | None = None
 
     def claims(self, records: Mapping[str, PeerRecord], avoided: Collection[str], lost: bool = False) -> list[str]:
@@ -154,7 +154,7 @@ class ChainScout:
             StreamClosedError: the donor went away, or sends slower than `LEAST_LINK_RATE`.
         """
         own = self._history.chain
-        possible = self._rules.most_rounds(len(own))
+        possible = self.rules.most_rounds(len(own))
         if claimed_round > possible:
             raise ProtocolError(f"{donor} claims round {claimed_round}; the run can have made {possible} by now")
         start, links = await self._meet(donor, own)
@@ -164,7 +164,7 @@ class ChainScout:
         seen = tally_of(own[:shared]).rounds
         most = min(possible, shared + MOST_LINKS) if own else possible
         while links:
-            await check_links(links, self._run_id, parent, shared + len(new), self._rules.limits, seen)
+            await check_links(links, self._run_id, parent, shared + len(new), self.rules.limits, seen)
             parent = links[-1].link.id
             new += links
             left = min(most, max(claimed_round, shared) + SLACK_LINKS) - shared - len(new)
@@ -212,7 +212,7 @@ class ChainScout:
         own = self._history.chain
         shared = shared_links(own, chain)
         lived = bool(own) and shared == len(own)  # this node was there until now
-        if self._rules.ends(chain) and not lived:
+        if self.rules.ends(chain) and not lived:
             return ForkVerdict.KEEP
         return choose(self._rule, self._checkpoints.binding(own), own[:shared], own[shared:], chain[shared:])
 

@@ -29,7 +29,7 @@ async def test_a_peer_that_wakes_after_a_night_follows_no_stranger(tmp_path):
     store = SimpleNamespace(position=position, history=run.history, valid=True, state=run.state, digest=run.digest)
     directory = SimpleNamespace(reachable={stranger.peer_id: record}, peers={})
     host = SimpleNamespace(on_answer=lambda _: None, on_ahead=lambda: None)
-    rules = Joiner(network, tmp_path / "joiner").scout._rules
+    rules = Joiner(network, tmp_path / "joiner").scout.rules
     choice = ForkChoice(network.node(), directory, RUN, rules, store, host, None)
 
     async def follows():

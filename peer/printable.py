@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+import unicodedata
+
 MAX_CHARS = 400
 _SPACES = frozenset("\n\r\t\v\f")
+_KEPT = frozenset("\n\t\u200c\u200d")  # the last two join letters and emoji
 
 
 def printable(text: str, max_chars: int = MAX_CHARS) -> str:
@@ -21,3 +25,10 @@ def printable(text: str, max_chars: int = MAX_CHARS) -> str:
 def printable_lines(text: str, max_chars: int = MAX_CHARS) -> str:
     """The same line by line, for texts of our own, such as tracebacks, that have several."""
     return "\n".join(printable(line, max_chars) for line in text.split("\n"))
+
+
+def say(piece: str) -> None:
+    """Print a piece of what a model writes; on a terminal without anything that this would obey."""
+    if sys.stdout.isatty():
+        piece = "".join(c if c in _KEPT or unicodedata.category(c) == "Zs" else printable(c) for c in piece)
+    print(piece, end="", flush=True)

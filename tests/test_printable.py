@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from peer.errors import ProtocolError, UserError
 from peer.outer.round import RoundAborted
-from peer.printable import MAX_CHARS, printable
+from peer.printable import MAX_CHARS, printable, say
 from peer.protocol.records import PeerRecord, parse_json
 from peer.protocol.wire import AbortMessage
 
@@ -42,3 +42,12 @@ def test_a_key_of_a_record_reaches_no_terminal():
 def test_a_peer_id_in_a_message_is_a_word(culprit):
     with pytest.raises(ValidationError):
         AbortMessage(reason="x", culprit=culprit)
+
+
+def test_what_a_model_writes_steers_no_terminal_and_reaches_a_pipe_as_it_is(capsys, monkeypatch):
+    piece = "a\n\tb\u3000\u00e9\U0001f468\u200d\U0001f4bb \x1b]52;c;eA==\x07\r\u202e\x9b2J"
+    say(piece)
+    assert capsys.readouterr().out == piece
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    say(piece)
+    assert capsys.readouterr().out == "a\n\tb\u3000\u00e9\U0001f468\u200d\U0001f4bb ?]52;c;eA==? ??2J"

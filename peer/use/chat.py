@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from peer.errors import UserError
-from peer.printable import printable
+from peer.printable import printable, say
 from peer.use.generate import Sampling, continue_ids, window_of
 from peer.use.trained import Trained
 
@@ -109,7 +109,7 @@ def converse(chat: Chat, lines: Iterator[str], asks: bool) -> None:
             if (text := next(lines, None)) is None:
                 return
             if text.strip():
-                chat.answer(text, lambda piece: print(piece, end="", flush=True))
+                chat.answer(text, say)
                 print(flush=True)
         except UserError as error:
             if not asks:

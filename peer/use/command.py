@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from peer.errors import UserError
+from peer.printable import say
 from peer.system.exit_signals import ending_signals, exiting_on_signals
 from peer.system.output_files import named_path
 
@@ -149,7 +150,7 @@ def _generate(arguments: argparse.Namespace) -> int:
     prompt = arguments.prompt if arguments.prompt is not None else sys.stdin.read().rstrip("\n")
     trained = _opened(arguments)
     print(prompt, end="", flush=True)
-    generate(trained, prompt, sampling, lambda piece: print(piece, end="", flush=True))
+    generate(trained, prompt, sampling, say)
     print()
     return 0
 

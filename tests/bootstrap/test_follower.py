@@ -156,8 +156,9 @@ async def test_the_end_that_only_the_archive_beside_it_was_shown_is_checkpointed
     run.commit(1)
     post.directory.reachable = {}  # all have left
     following = asyncio.ensure_future(post.follower.run())
-    while post.checkpoints.newest.round < 4:
-        await asyncio.sleep(0)
+    async with asyncio.timeout(10.0):
+        while post.checkpoints.newest.round < 4:
+            await asyncio.sleep(0)
     following.cancel()
     assert post.history.chain == run.history.chain
     other = Run(tmp_path / "other").commit(5, seed=1)  # as it were after a split

@@ -96,7 +96,7 @@ class Ended(NamedTuple):
     logs: list[str]
 
     def check_losses(self, pattern: str, fall: float) -> None:
-        """They fell by so much, and whoever came late began with what the others had learnt."""
+        """Each loss fell by so much, and the late peer began with the others' model."""
         one, two, late = ([float(loss) for loss in re.findall(pattern, log)] for log in self.logs)
         assert min(one[0] - one[-1], two[0] - two[-1], one[0] - late[0]) > fall, self.logs
 

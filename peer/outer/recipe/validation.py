@@ -167,7 +167,7 @@ def _groups(recipe: Recipe) -> Iterator[Refusal]:
             "set payload: parameters, or topology: all",
         )
     if not recipe.outer.elementwise:
-        yield "outer 'turned' judges whole tensors, and gossip steps stretches of them", "set topology: all"
+        yield "the outer optimizer judges whole tensors, and gossip steps stretches of them", "set topology: all"
     momenta = () if recipe.outer_schedule is None else recipe.outer_schedule.momenta
     if isinstance(recipe.outer, HeavyBall) and (most := max((recipe.outer.momentum, *momenta))) > _LARGEST_MOMENTUM:
         yield (

@@ -81,11 +81,36 @@ def parsers(seed: int, folder: Path) -> list[Parser]:
 
 def _messages(run: Run) -> list[Parser]:
     """Frame headers and the small messages inside frames."""
+    samples = _samples(run)
+    schemas = {type(sample) for sample in samples}
+    by_schema = [
+        Parser(
+            f"message {schema.__name__}", lambda data, schema=schema: parse_json(schema, data),
+            tuple(dump_json(sample) for sample in samples if type(sample) is schema),
+        )
+        for schema in sorted(schemas, key=lambda schema: schema.__name__)
+    ]  # fmt: skip
+    headers = tuple(pack_header(kind, length) for kind in Kind for length in (0, 1, 65536, 2**31))
+
+    def header(data: bytes) -> Any:
+        return unpack_header(data[:12].ljust(12, b"\0"))
+
+    def meta(data: bytes) -> Any:
+        found = parse_json(SnapshotMeta, data)
+        # sizes that a stranger announces must not become memory before they are compared with this run's
+        return len(chunk_lengths(found)) if sum(found.fragments) < 1 << 24 else 0
+
+    snapshots = tuple(dump_json(sample) for sample in samples if isinstance(sample, SnapshotMeta))
+    lists = Parser("chunk lists", meta, snapshots)
+    return [Parser("frame header", header, headers, share=3.0), *by_schema, lists]
+
+
+def _samples(run: Run) -> list[Spec]:
+    """One message of each schema, or several."""
     digest, other = "a" * 64, run.identities[0].peer_id
     met = tuple(sorted(identity.peer_id for identity in run.identities))
-    snapshot = SnapshotMeta(round=3, lineage_id=digest, fragments=(1000,), num_buffers=1, num_chunks=2)
     endpoint = DirectEndpoint(port=31338, fingerprint=digest, token="b" * 64)
-    samples: list[Spec] = [
+    return [
         AuditRequest(what="slice", of=digest, slice_index=3),
         AuditRequest(what="joins", of=digest, round=5),
         ReachRequest(ports=(31337, 4001)),
@@ -108,32 +133,12 @@ def _messages(run: Run) -> list[Parser]:
         AbortMessage(reason="gone", culprit=other),
         HistoryRequest(what="chunks", run_id=RUN, digest=digest, indexes=(0, 5, 9)),
         HistoryRequest(what="chain", run_id=RUN, from_round=3),
-        snapshot,
+        SnapshotMeta(round=3, lineage_id=digest, fragments=(1000,), num_buffers=1, num_chunks=2),
         RosterMessage(joins=("00ff", "aa")),
         PeerRecord(run_id=RUN, nickname="alice", state="training", round=3, lineage_id=digest, lineage_weight=5,
                    loss=2.5, expires_at=NOW),
         run.history.chain[0],
     ]  # fmt: skip
-    schemas = {type(sample) for sample in samples}
-    by_schema = [
-        Parser(
-            f"message {schema.__name__}", lambda data, schema=schema: parse_json(schema, data),
-            tuple(dump_json(sample) for sample in samples if type(sample) is schema),
-        )
-        for schema in sorted(schemas, key=lambda schema: schema.__name__)
-    ]  # fmt: skip
-    headers = tuple(pack_header(kind, length) for kind in Kind for length in (0, 1, 65536, 2**31))
-
-    def header(data: bytes) -> Any:
-        return unpack_header(data[:12].ljust(12, b"\0"))
-
-    def meta(data: bytes) -> Any:
-        found = parse_json(SnapshotMeta, data)
-        # sizes that a stranger announces must not become memory before they are compared with this run's
-        return len(chunk_lengths(found)) if sum(found.fragments) < 1 << 24 else 0
-
-    lists = Parser("chunk lists", meta, (dump_json(snapshot),))
-    return [Parser("frame header", header, headers, share=3.0), *by_schema, lists]
 
 
 def _signed() -> list[Parser]:

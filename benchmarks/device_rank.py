@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import time
 from collections.abc import Callable
@@ -70,6 +71,7 @@ def main() -> None:
     peak = torch.cuda.max_memory_allocated(device) if cuda else resident
     print(json.dumps({**found, "peak_mb": peak / 1e6}), flush=True)
     ranks.barrier()
+    os._exit(0)  # as the ranks of a peer end: a thread of torch that is left may abort an interpreter that shuts down
 
 
 def _model(at: argparse.Namespace) -> Any:

@@ -135,13 +135,13 @@ class Directory:
             raise ProtocolError(f"record of {signer} under {owner}, run {record.run_id[:12]}")
         if not self.work.shown(owner, record.work):
             raise ProtocolError(f"record of {owner}, whose identity has not done the run's work")
-        if self.gate is not None:
-            self.gate.admit(owner, record.invitation)
         newest = self._serials.get(owner, 0)
         if record.serial < newest:
             if owner in self._records:
                 return self._records[owner]
             raise ProtocolError(f"record {record.serial} of {owner}, which had sent {newest}")
+        if self.gate is not None:  # by the newest record's pass alone: a peer may have had another before
+            self.gate.admit(owner, record.invitation)
         self._serials[owner] = record.serial
         return record
 

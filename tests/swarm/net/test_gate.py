@@ -124,10 +124,10 @@ async def test_records_without_a_valid_pass_are_not_shown(network, monkeypatch):
     directory = Directory(reader, RUN, lambda: NOW)
     directory.gate = gate(control)
 
-    def record(node, text):
+    def record(node, text, now=NOW):
         made = PeerRecord(run_id=RUN, nickname="x", state="training", round=1, lineage_id=RUN, lineage_weight=1,
                           invitation=text, expires_at=NOW + 15.0)  # fmt: skip
-        return Directory(node, RUN, lambda: NOW).sealed(made)
+        return Directory(node, RUN, lambda: now).sealed(made)
 
     found = {GUEST.peer_id: record(guest, passes()), THIEF.peer_id: record(thief, passes())}
 
@@ -137,6 +137,10 @@ async def test_records_without_a_valid_pass_are_not_shown(network, monkeypatch):
     monkeypatch.setattr("peer.swarm.net.directory.read_records", read)
     directory = Directory(network.node(STRANGER), RUN, lambda: NOW)
     directory.gate = gate(control)
+    await directory.refresh()
+    assert list(directory.peers) == [GUEST.peer_id]
+    control.revoked.add(7)  # that of an older record, which is published again
+    found[GUEST.peer_id] = record(guest, passes(number=7), NOW - 10.0)
     await directory.refresh()
     assert list(directory.peers) == [GUEST.peer_id]
     control.revoked.add(1)

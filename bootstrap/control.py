@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,8 +19,10 @@ from peer.protocol.problems import explain_validation
 from peer.swarm.state.run_control import RunControl, history_folder
 from peer.system.file_lock import FileLock, lock_folder
 
+log = logging.getLogger(__name__)
 LOOK_S = 1.0
 PATIENCE_S = 10.0  # with another command that writes
+RETRY_S = 60.0
 
 
 class ControlSigner:
@@ -89,9 +92,9 @@ class ControlSigner:
                             "open a new run, and invite again those who shall stay")  # fmt: skip
         return self._decide(revoked=tuple(sorted(revoked)))
 
-    def signing(self) -> FileLock:
+    def signing(self, patience_s: float = PATIENCE_S) -> FileLock:
         """Hold what commands and the node write in turn: each reads the newest before it writes."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + patience_s
         while True:
             try:
                 return lock_folder(self.folder, "state_dir", "organiser.lock")
@@ -102,9 +105,15 @@ class ControlSigner:
 
     async def watch(self) -> None:
         """Take up what the organiser signs meanwhile, and renew it long before it expires; until cancelled."""
+        renew_at = float("-inf")
         while True:
             self.control.reload()
-            newest = self.control.newest
-            if newest is not None and newest.expires_at < self._clock() + VALID_S / 2:
-                self.decide()
+            newest, now = self.control.newest, self._clock()
+            if newest is not None and newest.expires_at < now + VALID_S / 2 and now >= renew_at:
+                try:
+                    with self.signing(patience_s=0.0):
+                        self._decide()
+                except UserError as error:  # a command writes, or the disk is full; the record is valid for days
+                    log.warning("the control record is not renewed; next attempt in %g s: %s", RETRY_S, error)
+                    renew_at = now + RETRY_S
             await asyncio.sleep(LOOK_S)

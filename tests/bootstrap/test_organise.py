@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import subprocess
@@ -10,10 +11,12 @@ import sys
 import pytest
 
 from bootstrap.cli import main
+from bootstrap.control import RETRY_S, ControlSigner
 from bootstrap.folders import LOCK_NAME
 from bootstrap.init import AUDIENCES, DEFAULTS, SIZES, manifest_text
 from peer.errors import UserError
 from peer.outer.recipe.plan import RunPlan
+from peer.protocol.control import VALID_S
 from peer.protocol.identity import Identity
 from peer.protocol.invitation import open_invitation
 from peer.protocol.manifest import RunManifest, parse_manifest
@@ -194,3 +197,31 @@ def test_init_asks_for_what_is_not_given_and_overwrites_nothing(tmp_path, capsys
 def test_a_command_that_signs_a_file_does_not_wait_for_torch():
     look = "import bootstrap.organise, sys; print({'torch', 'hivemind', 'transformers'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", look], capture_output=True, text=True).stdout == "set()\n"
+
+
+async def test_a_node_renews_its_record_in_time_and_later_while_a_command_writes(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr("bootstrap.control.LOOK_S", 0.001)
+    now, organiser = [NOW], Identity.generate()
+    manifest = RunManifest(name="a", model={"architecture": "llama"}, rounds={"total": 40}, genesis="0" * 64)
+    signer = ControlSigner(tmp_path, manifest, organiser, lambda: now[0])
+    signer.folder.mkdir(parents=True, exist_ok=True)
+    first = signer.decide(announcement="soon")
+    watching = asyncio.create_task(signer.watch())
+
+    async def until(holds):
+        while not (holds() or watching.done()):
+            await asyncio.sleep(0.001)
+        assert holds()
+
+    with signer.signing():  # a command
+        now[0] += 0.6 * VALID_S
+        await until(lambda: caplog.messages)
+    assert f"not renewed; next attempt in {RETRY_S:g} s" in caplog.text
+    assert "is in use by process" in caplog.text
+    assert signer.control.newest == first
+    now[0] += RETRY_S
+    await until(lambda: signer.control.newest != first)
+    watching.cancel()
+    renewed = signer.control.newest
+    assert (renewed.announcement, renewed.expires_at) == ("soon", now[0] + VALID_S)
+    assert len(caplog.messages) == 1

@@ -100,11 +100,13 @@ class Killer:
                 each.send(signal.SIGUSR1)  # its log then tells what it waits for
 
     def finish(self) -> None:
-        """No more kills: everybody comes back, and holds the same bytes."""
+        """No more kills but those under way: everybody comes back, and holds the same bytes."""
         deadline = time.monotonic() + SETTLE_S
         while self._attempts or self.orphans.waiting or not self.swarm.settled():
-            if time.monotonic() > deadline:
-                self.hangs.found.append("the swarm did not settle")
+            if self._attempts:
+                deadline = time.monotonic() + SETTLE_S
+            elif time.monotonic() > deadline:
+                self.hangs.found.append(f"the swarm did not settle: {self.swarm.where()}")
                 return
             self.turn(more=False)
         self.digests.compare_states(self.swarm.seats)

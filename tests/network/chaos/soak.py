@@ -221,7 +221,7 @@ class Soak:
         deadline = time.monotonic() + SETTLE_S
         while not self.swarm.settled() or self.orphans.waiting:
             if time.monotonic() > deadline:
-                self.hangs.found.append("the swarm did not settle")
+                self.hangs.found.append(f"the swarm did not settle: {self.swarm.where()}")
                 break
             self.turn(more=False)
         self._sample()

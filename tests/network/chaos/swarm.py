@@ -191,6 +191,11 @@ class ChaosSwarm(TestSwarm):
         heads = {seat.member.lineage_id for seat in self.seats}
         return len(heads) == 1 and None not in heads
 
+    def where(self) -> str:
+        """Who stands at which round and lineage id, and who is away."""
+        here = {seat.name: f"{seat.member.round} {str(seat.member.lineage_id)[:8]}" for seat in self.seats if seat.live}
+        return ", ".join(f"{seat.name}: {here.get(seat.name, 'away')}" for seat in self.seats)
+
     def committed(self) -> list[RoundRecord]:
         """All that members have told of rounds that they committed."""
         return [record for member in self.members for record in member.committed]

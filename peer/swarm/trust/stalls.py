@@ -5,7 +5,8 @@ that lacks an earlier stage is not to blame for a later one: without a contribut
 remains are *disputes*: pairs of which one member stalls or lies. A member in dispute with more than two thirds of the
 others stalls, and all refuse it. Of a pair that nothing else explains, each refuses the other, and the rest leave out
 the one with fewer committed rounds, on a tie both. Disputes are remembered, so that no member picks its victims one by
-one.
+one. A member that stalls by this rule itself refuses no other that does: the network has cut them off together, and
+they make rounds of their own.
 
 The first failure has no consequence: it may be a bad line, or a machine that slept. After it a peer has a debt of
 `FACTOR` times the seconds that it cost, which passes with time; a peer that fails again before is refused for what is
@@ -15,7 +16,7 @@ left of it, and longer each time, doubled, until it was in a committed round.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Set
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -42,6 +43,7 @@ class _Failure:
     wasted_s: float = 0.0
     lacks: dict[str, Lack | None] = field(default_factory=dict)
     guilty: set[str] = field(default_factory=set)
+    convicted: set[str] = field(default_factory=set)  # of the guilty, those that were not refused before
     settled: bool = False
 
     def is_most(self, disputes: Collection[Pair]) -> bool:
@@ -184,17 +186,22 @@ class StallBook:
     def _judge(self, failure: _Failure) -> None:
         if len(failure.members) < FEWEST:
             return
-        for peer_id in sorted(failure.members, key=lambda each: -len(_of(each, self._open(failure)))):
-            now = _of(peer_id, self._open(failure))
-            earlier = {pair for pair in _of(peer_id, self._disputes) if pair <= failure.members}
-            if now and failure.is_most(now | earlier):
+        pairs, hasty = _ByMember(self._open(failure)), _ByMember(self._open(failure, hasty=True))
+        earlier = _ByMember(pair for pair in self._disputes if pair <= failure.members)
+        for peer_id in sorted(failure.members, key=lambda each: -len(pairs.of(each))):
+            now = pairs.of(peer_id)
+            if now and failure.is_most(now | earlier.of(peer_id)):
                 failure.guilty.add(peer_id)
-                for pair in _of(peer_id, self._disputes):
+                for pair in [pair for pair in self._disputes if peer_id in pair]:
                     del self._disputes[pair]
-                if peer_id != self._own_id:
-                    self._convict(peer_id, failure.wasted_s, again=not failure.is_most(now))
-            elif not failure.settled and peer_id not in failure.lacks and _of(peer_id, self._open(failure, hasty=True)):
+                for disputes in (pairs, hasty, earlier):
+                    disputes.explain(peer_id)
+                if self._own_id not in failure.guilty:
+                    self._convict(peer_id, failure, again=not failure.is_most(now))
+            elif not failure.settled and peer_id not in failure.lacks and hasty.of(peer_id):
                 self._held.add(peer_id)  # until it has explained itself
+        if self._own_id in failure.guilty:
+            self._acquit(failure)
 
     @staticmethod
     def _open(failure: _Failure, *, hasty: bool = False) -> set[Pair]:
@@ -208,11 +215,23 @@ class StallBook:
 
     # -- consequences ------------------------------------------------------------------------------------------------
 
-    def _convict(self, peer_id: str, wasted_s: float, *, again: bool) -> None:
-        log.warning("%s stalled a round: %.1f s were lost, as most members saw", peer_id, wasted_s)
-        if (refused_s := self._charge(frozenset({peer_id}), wasted_s, again)) > 0.0:
+    def _convict(self, peer_id: str, failure: _Failure, *, again: bool) -> None:
+        log.warning("%s stalled a round: %.1f s were lost, as most members saw", peer_id, failure.wasted_s)
+        if peer_id not in self._refused:
+            failure.convicted.add(peer_id)
+        if (refused_s := self._charge(frozenset({peer_id}), failure.wasted_s, again)) > 0.0:
             self._refuse(peer_id, refused_s)
             self._shunned.add(peer_id, refused_s / 2)  # others have lost less, and refuse it for less
+
+    def _acquit(self, failure: _Failure) -> None:
+        """This peer was cut off from most members together with these."""
+        while failure.convicted:
+            peer_id = failure.convicted.pop()
+            log.info("%s keeps its seat: this peer was cut off with it", peer_id)
+            for book in (self._refused, self._shunned):
+                book.pop(peer_id, None)
+            self._debts.pop(frozenset({peer_id}), None)
+            self._news.discard(peer_id)
 
     def _part(self, pair: Pair, wasted_s: float) -> None:
         """Two members say of each other that a round failed there."""
@@ -244,5 +263,21 @@ class StallBook:
         self._news.add(peer_id)
 
 
-def _of(peer_id: str, pairs: Iterable[Pair]) -> set[Pair]:
-    return {pair for pair in pairs if peer_id in pair}
+class _ByMember:
+    """Disputes by member: a failure of 64 members has thousands, and is judged with each word of a member."""
+
+    def __init__(self, pairs: Iterable[Pair]) -> None:
+        self._of: dict[str, set[Pair]] = {}
+        for pair in pairs:
+            for peer_id in pair:
+                self._of.setdefault(peer_id, set()).add(pair)
+
+    def of(self, peer_id: str) -> Set[Pair]:
+        """Those of this member."""
+        return self._of.get(peer_id, frozenset())
+
+    def explain(self, peer_id: str) -> None:
+        """They are this member's fault: forget them."""
+        for pair in self._of.pop(peer_id, ()):
+            for other in pair - {peer_id}:
+                self._of[other].discard(pair)

@@ -166,6 +166,28 @@ def test_up_to_two_thirds_of_the_others_name_nobody(count, liars):
         books.clock.now += STANDARD.dispute_s
 
 
+@pytest.mark.parametrize("near", ["h", "gh", "fgh"])
+def test_members_that_are_cut_off_together_refuse_none_of_each_other(near):
+    members = tuple("abcdefgh")
+    far = "".join(each for each in members if each not in near)
+    here, there = Books(*near, members=members), Books(*far, members=members)
+    for _ in range(3):
+        here.fail(**dict.fromkeys(near, f"contribution {' '.join(far)}"))
+        there.fail(**dict.fromkeys(far, f"contribution {' '.join(near)}"))
+    assert [here.refused(owner) for owner in near] == [set()] * len(near)
+    assert [there.refused(owner) for owner in far] == [set(near)] * len(far)
+
+
+def test_who_was_refused_before_is_refused_although_this_peer_is_cut_off_with_it():
+    members = tuple("abcdefgh")
+    books = Books("f", members=members)
+    for _ in range(2):
+        books.fail(**dict.fromkeys("abcdefg", "contribution h"))
+    assert books.refused("f") == {"h"}
+    books.fail(**dict.fromkeys("fgh", "contribution a b c d e"))
+    assert books.refused("f") == {"h"}
+
+
 def test_a_member_that_leaves_without_a_word_is_named_by_those_that_hear_of_it_from_others():
     books = Books(*HONEST)
     for _ in range(2):

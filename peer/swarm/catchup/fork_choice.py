@@ -26,6 +26,7 @@ from peer.swarm.catchup.tip_agreement import UndecidedError, members_of, most_na
 from peer.swarm.net.directory import Directory
 from peer.swarm.net.node import Node
 from peer.swarm.net.stream import StreamClosedError
+from peer.swarm.runtime.expiring import ExpiringSet
 from peer.swarm.runtime.tasks import staggered
 from peer.swarm.state.store import StateStore
 
@@ -67,6 +68,7 @@ class ForkChoice:
         self._node, self._directory, self._store = node, directory, store
         self._host, self._trainer = host, trainer
         self._queue = DonorQueue()
+        self._turned_down: ExpiringSet[str] = ExpiringSet(node.clock, node.timing.not_heavier_s)
         self.fetcher = HistoryClient(node, run_id, store.history.folder, rules.limits, self._accuse)
         self.scout = ChainScout(self.fetcher.requests, run_id, rules, store.history)
         self.missed = LateCommits(node.peer_id)
@@ -84,6 +86,10 @@ class ForkChoice:
         if self._preferred is not None and not self._follows(self._preferred[1]):
             self._preferred = None
         return [] if self._preferred is None else [self._preferred[0]]
+
+    def turned_down(self, donor: str) -> bool:
+        """Whether this donor's chain has been looked at in the last seconds, and this peer does not follow it."""
+        return donor in self._turned_down
 
     def nudge(self, donor: str, lineage_id: str) -> None:
         """`donor` claims to be on this lineage, whatever the directory shows: the scout looks at it next."""
@@ -137,6 +143,7 @@ class ForkChoice:
         self._host.on_answer(donor)
         if not self.offer(donor, chain):
             self._queue.distrust(donor, self._node.timing.not_heavier_s)
+            self._turned_down.add(donor)
 
     def _left(self, donor: str, error: Exception) -> None:
         log.info("donor %s left: %s", donor, in_words(error))

@@ -43,7 +43,7 @@ class RetryPolicy:
         if record.instead == "wait":
             await self._until_a_peer_comes()
         elif record.instead == "catch_up":
-            if await self._until_caught_up():
+            if await self._until_caught_up(record.culprit):
                 return
             if record.culprit is not None:
                 # it claimed that this peer is behind, and no peer proves it: a false claim costs few rounds that way
@@ -102,12 +102,17 @@ class RetryPolicy:
                 return
             await asyncio.sleep(self._node.timing.recheck_s)
 
-    async def _until_caught_up(self) -> bool:
+    async def _until_caught_up(self, culprit: str | None) -> bool:
+        """Try for seconds, unless the peer that claims to be ahead has shown a chain that this one does not follow:
+        several such peers, one after the other, would keep those apart who could make the next round together.
+        """
         for _ in range(BEHIND_TRIES):
             if not self._fork_choice.donors():  # reading the directory takes seconds where one of its nodes sleeps
                 await self._directory.refresh()
             if await self._fork_choice.catch_up():
                 self._slot.announce_anchor(self._fork_choice.missed.contributed)
                 return True
+            if culprit is not None and self._fork_choice.turned_down(culprit):
+                return False
             await asyncio.sleep(self._node.timing.recheck_s)
         return False

@@ -9,17 +9,16 @@ from peer.protocol.identity import Identity
 from peer.protocol.lineage import Position
 from peer.protocol.records import PeerRecord
 from peer.swarm.catchup.fork_choice import ForkChoice
+from peer.swarm.runtime.timing import STANDARD
 from tests.swarm.donor import Joiner, ScriptedDonor
 from tests.swarm.network import MemoryNetwork
 from tests.swarm.runs import RUN, Run
 
 
-async def test_a_peer_that_wakes_after_a_night_follows_no_stranger(tmp_path):
-    now = [1000.0]
-    network = MemoryNetwork(clock=lambda: now[0])
-    network.retime(not_heavier_s=0.0)
-    run = Run(tmp_path / "run").commit(3)
-    forged = run.fork(tmp_path / "forged", [Identity.generate() for _ in range(4)]).commit(5)
+async def beside_a_forgery(network, folder):
+    """A peer's fork choice; and a stranger whose chain only its own made-up identities have signed."""
+    run = Run(folder / "run").commit(3)
+    forged = run.fork(folder / "forged", [Identity.generate() for _ in range(4)]).commit(5)
     stranger = await ScriptedDonor(network.node(), forged).start()
     record = PeerRecord(
         run_id=RUN, nickname="x", state="training", round=8, lineage_id=forged.state.lineage_id,
@@ -29,8 +28,15 @@ async def test_a_peer_that_wakes_after_a_night_follows_no_stranger(tmp_path):
     store = SimpleNamespace(position=position, history=run.history, valid=True, state=run.state, digest=run.digest)
     directory = SimpleNamespace(reachable={stranger.peer_id: record}, peers={})
     host = SimpleNamespace(on_answer=lambda _: None, on_ahead=lambda: None)
-    rules = Joiner(network, tmp_path / "joiner").scout.rules
-    choice = ForkChoice(network.node(), directory, RUN, rules, store, host, None)
+    rules = Joiner(network, folder / "joiner").scout.rules
+    return ForkChoice(network.node(), directory, RUN, rules, store, host, None), stranger.peer_id
+
+
+async def test_a_peer_that_wakes_after_a_night_follows_no_stranger(tmp_path):
+    now = [1000.0]
+    network = MemoryNetwork(clock=lambda: now[0])
+    network.retime(not_heavier_s=0.0)
+    choice, stranger = await beside_a_forgery(network, tmp_path)
 
     async def follows():
         await choice.look_around()
@@ -44,6 +50,21 @@ async def test_a_peer_that_wakes_after_a_night_follows_no_stranger(tmp_path):
         for _ in range(60):
             now[0] += 10.0
             choice._claims()
-        assert await follows() == [stranger.peer_id]
+        assert await follows() == [stranger]
+    finally:
+        await network.close()
+
+
+async def test_a_chain_that_is_not_followed_is_known_for_seconds(tmp_path):
+    now = [1000.0]
+    network = MemoryNetwork(clock=lambda: now[0])
+    choice, stranger = await beside_a_forgery(network, tmp_path)
+    try:
+        assert not choice.turned_down(stranger)
+        await choice.look_around()
+        now[0] += STANDARD.not_heavier_s - 0.1
+        assert choice.turned_down(stranger)
+        now[0] += 0.1
+        assert not choice.turned_down(stranger)
     finally:
         await network.close()

@@ -13,7 +13,7 @@ from peer.outer.record import RoundRecord
 from peer.protocol.lineage import Position
 from peer.protocol.manifest import parse_manifest
 from peer.protocol.records import PeerRecord
-from peer.swarm.lineage.retry import RetryPolicy
+from peer.swarm.lineage.retry import BEHIND_TRIES, RetryPolicy
 from peer.swarm.lineage.round_loop import LineageRounds
 from peer.swarm.loop import RunContext
 from peer.swarm.net.stream import StreamClosedError
@@ -85,14 +85,18 @@ async def test_whoever_claims_to_be_ahead_and_cannot_show_it_is_not_expected_for
     leader, byzantine = await gather(network, 2)
     network.retime(recheck_s=0.0)
 
+    looks, shown = [], set()
+
     async def nobody_shows_it():
+        looks.append(1)
         return False
 
     async def refresh():
         """As before."""
 
     directory = SimpleNamespace(refresh=refresh)
-    following = SimpleNamespace(donors=lambda: ["somebody"], catch_up=nobody_shows_it)
+    following = SimpleNamespace(donors=lambda: ["somebody"], catch_up=nobody_shows_it,
+                                turned_down=lambda donor: donor in shown)  # fmt: skip
     after = RetryPolicy(leader.node, directory, leader.matchmaker, following, None, random.Random(1))
     membership = leader.matchmaker.membership
     assert membership.expected() == [byzantine.peer_id]
@@ -103,6 +107,11 @@ async def test_whoever_claims_to_be_ahead_and_cannot_show_it_is_not_expected_for
     assert membership.expected() == []
     now += 1.0
     assert membership.expected() == [byzantine.peer_id]
+    assert len(looks) == BEHIND_TRIES
+    shown.add(byzantine.peer_id)  # a chain that too few have signed: others may be there to make a round with
+    await after.of(record)
+    assert membership.expected() == []
+    assert len(looks) == BEHIND_TRIES + 1
 
 
 async def test_a_run_that_is_ended_is_left_after_the_named_round_or_after_one_more(network):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 
 from peer.system.output_files import named_path
 
@@ -51,8 +50,4 @@ def _rounds(arguments: argparse.Namespace) -> int:
     options = RoundsOptions(
         last=arguments.last, failed=arguments.failed, as_json=arguments.json, follow=arguments.follow
     )
-    try:
-        return show_rounds(find_folder(arguments.folder, RUNS, os.environ, wait=options.follow), options)
-    except BrokenPipeError:  # the reader closed the pipe; nothing more may be written at exit either
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1  # as rich does where it was writing
+    return show_rounds(find_folder(arguments.folder, RUNS, os.environ, wait=options.follow), options)

@@ -96,19 +96,22 @@ def load_task(name_or_path: str | None) -> RunManifest:
     return read_manifest(text, ALONE)
 
 
-def parse_tokens(text: str) -> int:
+def parse_tokens(text: str, flag: str = "--tokens", of: str = "tokens") -> int:
     """`1228800`, `1.2M`, `300k` or `1e6`.
+
+    Args:
+        flag, of: what the number is given with, and what it counts.
 
     Raises:
         UserError: not such a number, below 1 or above MAX_TOKENS.
     """
     match = _COUNT.fullmatch(text.strip())
     if match is None:
-        raise UserError(f"--tokens={text}: is not a number of tokens", "write it as 1228800, 1.2M or 300k")
-    tokens = round(float(match[1].replace("_", "")) * _SUFFIX[match[2].lower()])
-    if not 1 <= tokens <= MAX_TOKENS:
-        raise UserError(f"--tokens={text}: must be from 1 to {MAX_TOKENS:.0e}", "write it as 1228800, 1.2M or 300k")
-    return tokens
+        raise UserError(f"{flag}={text}: is not a number of {of}", "write it as 1228800, 1.2M or 300k")
+    count = round(float(match[1].replace("_", "")) * _SUFFIX[match[2].lower()])
+    if not 1 <= count <= MAX_TOKENS:
+        raise UserError(f"{flag}={text}: must be from 1 to {MAX_TOKENS:.0e}", "write it as 1228800, 1.2M or 300k")
+    return count
 
 
 def build_swarm(

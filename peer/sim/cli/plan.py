@@ -51,7 +51,7 @@ class PlanOptions:
     """The flags of `atoll plan`."""
 
     manifest: str | None
-    parameters: float | None
+    parameters: str | None
     step_s: float | None
     gpu: str | None
     mfu: float | None
@@ -73,8 +73,7 @@ def run_plan(options: PlanOptions) -> int:
     """
     if options.plot is not None:
         check_output_file(options.plot, "--plot")
-    if options.target is not None and not 0.0 < options.target < 1.0:
-        raise UserError(f"--target-utilization={options.target:g}: must be between 0 and 1", "0.95 is common")
+    _check_flags(options)
     choices, subject = _choices(options), _subject(options)
     if options.target is not None:
         return _print_needed(options, subject, choices, options.target)
@@ -92,8 +91,26 @@ def run_plan(options: PlanOptions) -> int:
     console = simulator_console()
     console.print(f"[bold]{_title(subject)}[/]", highlight=False, soft_wrap=True)
     console.print(plan_table(forecasts))
+    if late := next((each for each in forecasts if each.stretch > LONG_ROUND), None):
+        console.print(f"steps: {_steps(late)} = a round of {late.label} is over after so many, late for its recipe",
+                      style="dim", highlight=False, soft_wrap=True)  # fmt: skip
     console.print("\n" + advice(forecasts), markup=False, highlight=False)
     return 0
+
+
+def _check_flags(options: PlanOptions) -> None:
+    """Raises UserError where one flag leaves no use for another."""
+    if options.target is not None:
+        if not 0.0 < options.target < 1.0:
+            raise UserError(f"--target-utilization={options.target:g}: must be between 0 and 1", "0.95 is common")
+        for flag, value in (("--tokens", options.goal_tokens), ("--plot", options.plot)):
+            if value is not None:
+                raise UserError(f"{flag} has no use beside --target-utilization, which tells bandwidths alone",
+                                f"leave out {flag}, or --target-utilization")  # fmt: skip
+    if options.gpu is not None and options.step_s is not None:
+        raise UserError("--gpu and --step-time both tell the time of a step", "give one of them")
+    if options.mfu is not None and options.gpu is None and not any("gpu=" in text for text in options.peers):
+        raise UserError(f"--mfu={options.mfu:g} has no use without a GPU", "--gpu NAME, or gpu= in --peers")
 
 
 def _choices(options: PlanOptions) -> list[Choice]:
@@ -122,8 +139,9 @@ def _subject(options: PlanOptions) -> Subject:
         tokens = manifest.inner.batch_sequences * manifest.data.sequence_length
     else:
         assert options.parameters is not None
-        layout, tokens = layout_of(options.parameters), None
-        name = f"{EngFormatter(places=1, sep='')(options.parameters).replace('G', 'B')} parameters"
+        parameters = parse_tokens(options.parameters, "--params", "parameters")
+        layout, tokens = layout_of(parameters), None
+        name = f"{EngFormatter(places=1, sep='')(parameters).replace('G', 'B')} parameters"
     tokens = options.tokens_per_step or tokens or DEFAULT_TOKENS_PER_STEP
     kinds = parse_peers(options.peers)
     seconds = [_step_s(options, kind.gpu, layout.numel, tokens) for kind in kinds]
@@ -221,7 +239,8 @@ def _needed_table(rows: Sequence[Needed]) -> Table:
         table.add_column("")
     for row in rows:
         last = row.note if row.published is None else f"{row.published:g}"
-        table.add_row(row.label, "-" if row.gbit_s is None else f"{row.gbit_s:,.2f}", last)
+        shown = "-" if row.gbit_s is None else f"{row.gbit_s:,.2f}" if row.gbit_s >= 0.005 else "<0.01"
+        table.add_row(row.label, shown, last)
     return table
 
 

@@ -12,9 +12,9 @@ INTERRUPTED = 130
 DEFAULT_PEERS = ("8:up=100,down=100,latency=20",)
 DESCRIPTION = """\
 What a run will need, before anything is rented: for each recipe the share of the time that is computing, seconds a
-round, GB a day and peer, days and cost until a goal of tokens, what limits it, and a recommendation. The model of time
-and traffic is the simulator's (`atoll simulate --timing-only`). With --target-utilization: the bandwidth that each
-recipe needs, beside the published table of Streaming DiLoCo (arXiv 2501.18512)."""
+round, GB a day that a peer sends, days and cost until a goal of tokens, what limits it, and a recommendation. The model
+of time and traffic is the simulator's (`atoll simulate --timing-only`). With --target-utilization: the bandwidth that
+each recipe needs, beside the published table of Streaming DiLoCo (arXiv 2501.18512)."""
 
 EPILOG = """\
 examples:
@@ -35,7 +35,7 @@ def add_plan_command(commands: argparse._SubParsersAction[argparse.ArgumentParse
     )  # fmt: skip
     add = parser.add_argument
     add("manifest", nargs="?", metavar="MANIFEST", help="the run's YAML file, or a shipped task; or give --params")
-    add("--params", type=float, metavar="N", help="plan for a decoder of so many parameters: 1e9")
+    add("--params", metavar="N", help="plan for a decoder of so many parameters: 1e9, 350M")
     add("--step-time", type=float, metavar="S", help="seconds of a step of one peer")
     add("--gpu", metavar="NAME", help="in place of --step-time: the card of all peers, such as 'RTX 4090'")
     add("--gpus", action="store_true", help="list the known cards with their sources, and exit")

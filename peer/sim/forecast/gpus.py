@@ -32,7 +32,9 @@ def gpu_step_s(name: str, parameters: int, tokens_per_step: int, mfu: float = CO
     if not 0.0 < mfu <= 1.0:
         raise UserError(f"--mfu={mfu:g}: must be in (0, 1]", f"{COMMON_MFU:g} is common")
     known = {card.lower().replace(" ", ""): card for card in PEAK_TFLOPS}
-    card = known.get(name.lower().replace(" ", "").replace("nvidia", ""))
+    asked = name.lower().replace(" ", "").replace("nvidia", "")
+    ends = [card for key, card in known.items() if key.endswith(asked)]  # 4090
+    card = known.get(asked, ends[0] if len(ends) == 1 else None)
     if card is None:
         raise UserError(f"unknown GPU {name!r}", f"{did_you_mean(name, PEAK_TFLOPS)}\nor give --step-time")
     return 6.0 * parameters * tokens_per_step / (mfu * PEAK_TFLOPS[card][0] * 1e12)

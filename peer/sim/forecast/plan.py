@@ -186,7 +186,9 @@ def advice(forecasts: Sequence[Forecast]) -> str:
     plain = next((each for each in forecasts if each.label == "ddp"), None)
     if plain is not None and plain is not chosen:
         factor = chosen.tokens_a_day / plain.tokens_a_day
-        said.append(f"Data parallelism (ddp) would be {factor:,.1f} times {'slower' if factor >= 1 else 'as fast'}.")
+        times = f"{max(factor, 1.0 / factor):,.1f}"
+        how = "as fast" if times == "1.0" else f"{times} times {'slower' if factor > 1.0 else 'faster'}"
+        said.append(f"Data parallelism (ddp) would be {how}.")
     return " ".join(said)
 
 

@@ -116,7 +116,8 @@ def test_the_published_table_is_met_within_a_quarter() -> None:
 
 def test_every_card_has_a_source_and_a_step_time() -> None:
     assert SOURCES.keys() == PEAK_TFLOPS.keys()
-    assert gpu_step_s("NVIDIA RTX 4090", 10**9, 1000, 0.5) == pytest.approx(6e12 / (0.5 * 165e12))
+    for name in ("NVIDIA RTX 4090", "4090"):
+        assert gpu_step_s(name, 10**9, 1000, 0.5) == pytest.approx(6e12 / (0.5 * 165e12))
     with pytest.raises(UserError, match="unknown GPU 'RTX 409'"):
         gpu_step_s("RTX 409", 10**9, 1000)
     with pytest.raises(UserError, match=r"--mfu=2: must be in \(0, 1\]"):
@@ -152,6 +153,8 @@ def test_the_advice_prefers_what_learns_best_among_what_is_fast() -> None:
     assert said.startswith("Take lagoon: the peers compute 92% of their time, which takes 10.0 days and costs 100.")
     assert "What limits it is the uplink" in said
     assert said.endswith("Data parallelism (ddp) would be 20.0 times slower.")
+    assert advice([row("lagoon", 0.92), row("ddp", 0.93)]).endswith("Data parallelism (ddp) would be as fast.")
+    assert advice([row("lagoon", 0.92), row("ddp", 1.0)]).endswith("(ddp) would be 1.1 times faster.")
     assert advice([row("distro", 0.5), row("lagoon", 0.4)]).startswith("Take distro")
     assert advice([row("ddp", 0.4)]).startswith("No recipe keeps these peers busy; the best of them is ddp")
 
@@ -164,7 +167,7 @@ def run(capsys, *arguments: str) -> str:
 
 def test_the_command_plans_every_recipe_and_draws_it(tmp_path, capsys) -> None:
     described = json.loads(run(
-        capsys, "--params", "1e9", "--gpu", "H100", "--tokens", "1M", "--json", "--plot", str(tmp_path / "plan.png"),
+        capsys, "--params", "1B", "--gpu", "H100", "--tokens", "1M", "--json", "--plot", str(tmp_path / "plan.png"),
         "--peers", "2:up=1000,down=1000,price=2", "2:up=100,down=500,price=1,gpu=A100",
     ))  # fmt: skip
     assert {each["label"] for each in described["recipes"]} == set(RECIPES)
@@ -194,6 +197,12 @@ def test_the_command_tells_the_bandwidth_of_each_recipe_beside_the_published(cap
         (["--params", "1e9", "--step-time", "1", "--tokens", "many"], "not a number of tokens"),
         (["--params", "1e9", "--step-time", "1", "--recipes", "dilco"], "unknown recipe"),
         (["--params", "1e9", "--step-time", "1", "--tokens-per-step", "0"], "at least 1"),
+        (["--params", "1X", "--step-time", "1"], "--params=1X: is not a number of parameters"),
+        (["--params", "1e9", "--step-time", "1", "--gpu", "H100"], "--gpu and --step-time both"),
+        (["--params", "1e9", "--step-time", "1", "--mfu", "0.5"], "no use without a GPU"),
+        (["--params", "1e9", "--gpu", "100"], "unknown GPU '100'"),
+        (["--params", "1B", "--step-time", "1", "--target-utilization", "0.9", "--tokens", "1B"], "tokens has no use"),
+        (["--params", "1B", "--step-time", "1", "--target-utilization", "0.9", "--plot", "a"], "--plot has no use"),
     ],
 )
 def test_flags_that_cannot_be(arguments, message) -> None:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from peer.errors import ProtocolError, in_words
 from peer.protocol.chain import id_of
 from peer.protocol.checkpoints import Checkpoint, seal_checkpoint
 from peer.protocol.fork_choice import ForkVerdict
+from peer.protocol.lineage import Certificate
 from peer.swarm.catchup.chain_scout import ChainScout
 from peer.swarm.catchup.newest_checkpoint import NewestCheckpoint
 from peer.swarm.net.directory import Directory
 from peer.swarm.net.node import Node
 from peer.swarm.net.stream import StreamClosedError
+from peer.swarm.runtime.tasks import cancel_and_wait
 from peer.swarm.state.chain import ChainStore
 
 log = logging.getLogger(__name__)
@@ -45,36 +47,50 @@ class ChainFollower:
         self._history, self._scout, self._checkpoints = history, scout, checkpoints
         self._archive, self._clock = archive, clock
         self._failures: dict[str, tuple[float, int]] = {}  # until when, and how many of them
+        self._looks: dict[str, asyncio.Task[Sequence[Certificate]]] = {}
         self._signed_at = 0.0
 
     async def run(self) -> None:
         """Until it is cancelled."""
-        while True:
-            await self.look_around()
-            await self.take_from_archive()
-            self._sign()
-            await asyncio.sleep(self._node.timing.refresh_period_s)
+        try:
+            while True:
+                await self.look_around()
+                await self.take_from_archive()
+                self._sign()
+                await asyncio.sleep(self._node.timing.refresh_period_s)
+        finally:
+            await cancel_and_wait(self._looks.values())
 
     async def look_around(self) -> None:
-        """Look at a few claims at once, so that silent ones hide no other, and follow what the rule says."""
+        """Look at a few claims at once, so that silent ones hide no other, and follow what the rule says. What a slow
+        donor shows is judged in a later turn.
+        """
         records, now = self._directory.reachable, self._node.clock()
         self._failures = {peer_id: kept for peer_id, kept in self._failures.items() if peer_id in records}
         avoided = [peer_id for peer_id, (until, _) in self._failures.items() if until > now]
-        donors = self._scout.claims(records, avoided)[:LOOKS_AT_ONCE]
-        looks = [self._scout.look(donor, records[donor].round) for donor in donors]
-        for donor, found in zip(donors, await asyncio.gather(*looks, return_exceptions=True), strict=True):
-            if isinstance(found, ProtocolError | StreamClosedError):
-                log.info("%s does not show the chain that it claims: %s", donor, in_words(found))
-                self._avoid(donor)
-            elif isinstance(found, BaseException):
-                raise found
-            elif found and self._history.leads_through(len(found), id_of(found, len(found) - 1)):
+        for donor in self._scout.claims(records, [*avoided, *self._looks])[: LOOKS_AT_ONCE - len(self._looks)]:
+            self._looks[donor] = asyncio.ensure_future(self._scout.look(donor, records[donor].round))
+        if self._looks:
+            await asyncio.wait(self._looks.values(), timeout=self._node.timing.refresh_period_s)
+        for donor in [donor for donor, look in self._looks.items() if look.done()]:
+            await self._heed(donor, self._looks.pop(donor))
+
+    async def _heed(self, donor: str, look: asyncio.Task[Sequence[Certificate]]) -> None:
+        try:
+            found = look.result()
+            if found and self._history.leads_through(len(found), id_of(found, len(found) - 1)):
                 self._failures.pop(donor, None)  # another donor has shown as much, in this look
             elif self._scout.judge(held := self._scout.carried(found)) is ForkVerdict.FOLLOW:
                 await asyncio.to_thread(self._history.advance, held)
                 self._failures.pop(donor, None)
             else:
                 self._avoid(donor)
+        except (ProtocolError, StreamClosedError) as error:
+            log.info("%s does not show the chain that it claims: %s", donor, in_words(error))
+            self._avoid(donor)
+        except OSError as error:
+            log.warning("the chain of %s cannot be kept: %s", donor, error.strerror)
+            self._avoid(donor)
 
     async def take_from_archive(self) -> None:
         """What the archive was shown after the last look: it has followed the same rule."""

@@ -58,8 +58,8 @@ class ForkRule:
         needed = max(1, min(self.probation_rounds, tally.links // 3))
         return {
             peer_id: tally.tokens[peer_id]
-            for peer_id, count in tally.rounds.items()
-            if count >= needed and (there is None or peer_id in there)
+            for peer_id in (tally.rounds if there is None else there)  # few, where a chain has named many
+            if tally.rounds[peer_id] >= needed
         }
 
     def judge(

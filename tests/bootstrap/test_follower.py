@@ -17,11 +17,13 @@ from peer.protocol.identity import Identity
 from peer.protocol.lineage import RosterLimits
 from peer.protocol.manifest import RecipeSpec
 from peer.protocol.records import PeerRecord
+from peer.protocol.wire import HistoryRequest, Kind
 from peer.swarm.catchup.chain_scout import ChainRules, ChainScout
 from peer.swarm.catchup.checkpoint_exchange import CheckpointExchange
 from peer.swarm.catchup.donor_requests import DonorRequests
 from peer.swarm.catchup.history_server import history_name
 from peer.swarm.catchup.newest_checkpoint import NewestCheckpoint
+from peer.swarm.runtime.tasks import cancel_and_wait
 from peer.swarm.runtime.timing import Timing
 from peer.swarm.state.chain import ChainStore
 from tests.swarm.conftest import network  # noqa: F401
@@ -107,6 +109,41 @@ async def test_true_links_carry_no_forged_ones_that_follow_them(network, tmp_pat
     run.commit(CHECKPOINT_ROUNDS)
     assert await post.sees(await announced(network, run)) == run.history.chain
     assert post.checkpoints.newest.lineage_id == run.state.lineage_id
+
+
+async def test_a_slow_claim_holds_up_no_checkpoint(network, tmp_path, run):  # noqa: F811
+    network.retime(refresh_period_s=0.05, claim_s=60.0)
+    post, node = Post(network, tmp_path / "post", run.history.genesis), network.node()
+    true, (_, record) = await announced(network, run), await announced(network, run)
+
+    async def sleep_over(stream):
+        await stream.receive_message(Kind.REQUEST, HistoryRequest)
+        await stream.closed()
+
+    await node.serve(history_name(RUN), "history", sleep_over)
+    slow = node.peer_id, record.model_copy(update={"lineage_weight": 2**50})
+    async with asyncio.timeout(5.0):
+        assert await post.sees(slow, true) == run.history.chain
+    assert post.checkpoints.newest.lineage_id == run.state.lineage_id
+    assert list(post.follower._looks) == [node.peer_id]
+    running = asyncio.ensure_future(post.follower.run())
+    await asyncio.sleep(0)
+    (look,) = post.follower._looks.values()
+    await cancel_and_wait([running])
+    assert look.cancelled()
+
+
+async def test_a_chain_that_the_disk_refuses_is_looked_at_again_later(network, tmp_path, run, monkeypatch, caplog):  # noqa: F811
+    post = Post(network, tmp_path / "post", run.history.genesis)
+
+    def refuse(_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(post.history, "advance", refuse)
+        assert len(await post.sees(await announced(network, run))) == 0
+    assert "cannot be kept: No space left on device" in caplog.text
+    assert await post.sees(await announced(network, run)) == run.history.chain
 
 
 async def test_silent_claims_hide_no_chain(network, tmp_path, run):  # noqa: F811

@@ -150,7 +150,8 @@ class ChainScout:
         A node with a chain of its own looks at no more than `MOST_LINKS` of another branch: they show who signs it.
 
         Raises:
-            ProtocolError: it does not verify, or leaves this node's chain further back than any verdict could follow.
+            ProtocolError: it does not verify, does not lead through the newest checkpoint, or leaves this node's chain
+                further back than any verdict could follow.
             StreamClosedError: the donor went away, or sends slower than `LEAST_LINK_RATE`.
         """
         own = self._history.chain
@@ -167,12 +168,22 @@ class ChainScout:
             await check_links(links, self._run_id, parent, shared + len(new), self.rules.limits, seen)
             parent = links[-1].link.id
             new += links
+            if not own:
+                self._check_first(donor, new)
             left = min(most, max(claimed_round, shared) + SLACK_LINKS) - shared - len(new)
             if left <= 0 or not more:
                 break
             links = await self._source.links(donor, shared + len(new), min(left, LINKS_PER_REQUEST))
             more = len(links) == LINKS_PER_REQUEST
         return extended(own[:shared], new)
+
+    def _check_first(self, donor: str, chain: Sequence[Certificate]) -> None:
+        """What a node without a chain has read of one so far. Raises ProtocolError if the rest is of no use."""
+        newest = self._checkpoints.newest
+        if newest is not None and newest.on(chain) is False:
+            raise ProtocolError(f"the chain of {donor} does not lead through the checkpoint of round {newest.round}")
+        if self._history.chain:
+            raise ProtocolError(f"this node took another chain while it read that of {donor}")
 
     async def _meet(self, donor: str, own: Sequence[Certificate]) -> tuple[int, list[Certificate]]:
         """The first links of the donor that follow this node's chain, and from which round on they do."""

@@ -32,7 +32,7 @@ class CheckpointExchange(RecordExchange):
             try:
                 await self.ask(peer_id)
                 if self._checkpoints.newest is None:
-                    chain = await scout.look(peer_id, 0)
+                    chain = await scout.look(peer_id, scout.rules.most_rounds(0))
                     self._checkpoints.introduced = Checkpoint(
                         run_id=self._run_id, round=len(chain), lineage_id=chain[-1].link.id, serial=0, signed_at=0.0
                     )

@@ -14,7 +14,7 @@ from peer.link.channel import TrainerLink
 from peer.link.messages import RoundEnded
 from peer.outer.record import RoundRecord
 from peer.outer.state.wire_format import AnyUpdate
-from peer.protocol.chain import GivenUp, given_up
+from peer.protocol.chain import GivenUp, given_up, shared_links
 from peer.protocol.fork_choice import ForkVerdict
 from peer.protocol.lineage import Certificate, Position, quorum
 from peer.swarm.catchup.chain_scout import ChainRules, ChainScout
@@ -32,6 +32,7 @@ from peer.swarm.state.store import StateStore
 
 log = logging.getLogger(__name__)
 LOOKS_AT_ONCE = 4
+LOOKED_AT_PER_S = 100.0  # links of a donor that are turned down: to verify one takes some two milliseconds
 DONOR_FAILURES = (TimeoutError, ProtocolError, StreamClosedError)
 
 
@@ -142,7 +143,8 @@ class ForkChoice:
             raise
         self._host.on_answer(donor)
         if not self.offer(donor, chain):
-            self._queue.distrust(donor, self._node.timing.not_heavier_s)
+            looked_at = len(chain) - shared_links(self._store.history.chain, chain)
+            self._queue.distrust(donor, max(self._node.timing.not_heavier_s, looked_at / LOOKED_AT_PER_S))
             self._turned_down.add(donor)
 
     def _left(self, donor: str, error: Exception) -> None:

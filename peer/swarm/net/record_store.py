@@ -143,6 +143,8 @@ class RecordStore:
         held = self._keys.setdefault(key, {})
         before = held.get(owner)
         newest = self._newest.get((key, owner), 0)
+        if before is not None and entry.claims.kind != "peer":  # a flood may have displaced the number
+            newest = max(newest, before.claims.serial)
         if entry.claims.serial < newest or (before is not None and before.expires_at >= entry.expires_at
                                             and before.claims.serial >= entry.claims.serial):  # fmt: skip
             return False

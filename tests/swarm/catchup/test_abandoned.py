@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from types import SimpleNamespace
 
 from peer.protocol.identity import Identity
@@ -32,7 +33,8 @@ async def beside_a_forgery(network, folder):
     return ForkChoice(network.node(), directory, RUN, rules, store, host, None), stranger.peer_id
 
 
-async def test_a_peer_that_wakes_after_a_night_follows_no_stranger(tmp_path):
+async def test_a_peer_that_wakes_after_a_night_follows_no_stranger(tmp_path, monkeypatch):
+    monkeypatch.setattr("peer.swarm.catchup.fork_choice.LOOKED_AT_PER_S", math.inf)
     now = [1000.0]
     network = MemoryNetwork(clock=lambda: now[0])
     network.retime(not_heavier_s=0.0)
@@ -64,6 +66,7 @@ async def test_a_chain_that_is_not_followed_is_known_for_seconds(tmp_path):
         await choice.look_around()
         now[0] += STANDARD.not_heavier_s - 0.1
         assert choice.turned_down(stranger)
+        assert choice._queue.distrusted == {stranger}
         now[0] += 0.1
         assert not choice.turned_down(stranger)
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
@@ -71,6 +72,27 @@ async def test_a_chain_that_leaves_before_the_checkpoint_is_refused_after_one_lo
     donor = await forger(network, tmp_path, 30)
     with pytest.raises(ProtocolError, match="leaves this one before round 3"):
         await joiner.scout.look(donor.peer_id, 30)
+
+
+async def test_a_newcomer_reads_no_further_than_to_the_checkpoint_of_a_chain_that_misses_it(
+    network, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(chain_scout, "LINKS_PER_REQUEST", 4)
+    run, organiser = Run(tmp_path / "run").commit(6), Identity.generate()
+    joiner, donor = Joiner(network, tmp_path / "joiner"), await forger(network, tmp_path, 30)
+    checkpoints = joiner.scout._checkpoints = NewestCheckpoint(tmp_path, RUN, (organiser.peer_id,))
+    place = Checkpoint(run_id=RUN, round=6, lineage_id=run.state.lineage_id, serial=1, signed_at=1.0)
+    checkpoints.offer(seal_checkpoint(organiser, place))
+    asked, source = [], joiner.scout._source
+
+    async def counted(peer_id, start, count):
+        asked.append(start)
+        return await source.links(peer_id, start, count)
+
+    joiner.scout._source = SimpleNamespace(links=counted)
+    with pytest.raises(ProtocolError, match="does not lead through the checkpoint of round 6"):
+        await joiner.scout.look(donor.peer_id, 30)
+    assert asked == [0, 4]
 
 
 async def test_without_a_checkpoint_a_newcomer_starts_where_its_introducer_stands(network, tmp_path):

@@ -3,10 +3,10 @@
 A member that gives a round up tells the others what it lacks, and of which members. No single word counts. A member
 that lacks an earlier stage is not to blame for a later one: without a contribution a shard cannot be reduced. What
 remains are *disputes*: pairs of which one member stalls or lies. A member in dispute with more than two thirds of the
-others stalls, and all refuse it. Of a pair that nothing else explains, each refuses the other, and the rest leave out
-the one with fewer committed rounds, on a tie both. Disputes are remembered, so that no member picks its victims one by
-one. A member that stalls by this rule itself refuses no other that does: the network has cut them off together, and
-they make rounds of their own.
+others stalls, and all refuse it. Of a pair that nothing else explains, each refuses the other; a third member refuses
+the one with which it is in dispute as well, and the rest leave out the one with fewer committed rounds, on a tie both.
+Disputes are remembered, so that no member picks its victims one by one. A member that stalls by this rule itself
+refuses no other that does: the network has cut them off together, and they make rounds of their own.
 
 The first failure has no consequence: it may be a bad line, or a machine that slept. After it a peer has a debt of
 `FACTOR` times the seconds that it cost, which passes with time; a peer that fails again before is refused for what is
@@ -178,10 +178,12 @@ class StallBook:
             return
         failure.settled = True
         self._judge(failure)
-        for pair in self._open(failure):
+        pairs = self._open(failure)
+        opponents = {peer_id for pair in pairs if self._own_id in pair for peer_id in pair - {self._own_id}}
+        for pair in pairs:
             if len(self._disputes) < MAX_REMEMBERED:
                 self._disputes.add(pair)
-            self._part(pair, failure.wasted_s)
+            self._part(pair, failure.wasted_s, opponents)
 
     def _judge(self, failure: _Failure) -> None:
         if len(failure.members) < FEWEST:
@@ -233,13 +235,15 @@ class StallBook:
             self._debts.pop(frozenset({peer_id}), None)
             self._news.discard(peer_id)
 
-    def _part(self, pair: Pair, wasted_s: float) -> None:
-        """Two members say of each other that a round failed there."""
+    def _part(self, pair: Pair, wasted_s: float, opponents: Collection[str]) -> None:
+        """Two members say of each other that a round failed there; `opponents`: with whom it failed for this peer, too,
+        which refuses them, and none that had to do with them.
+        """
         log.warning("a round failed between %s: %.1f s were lost", " and ".join(sorted(pair)), wasted_s)
         one, other = sorted(pair, key=self._standing.rounds_of)
         losers = {one, other} if self._standing.rounds_of(one) == self._standing.rounds_of(other) else {one}
-        if self._own_id in pair:
-            losers = set(pair)
+        if self._own_id in pair or not pair.isdisjoint(opponents):
+            losers = set(pair & {*opponents, self._own_id})
         refused_s = self._charge(pair, wasted_s, any(map(self._standing.newcomer, losers)))
         for peer_id in losers - {self._own_id} if refused_s > 0.0 else ():
             self._refuse(peer_id, refused_s)

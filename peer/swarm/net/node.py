@@ -187,7 +187,8 @@ class Node:
         if self.resting:
             raise StreamClosedError(peer_id, "this peer rests at these hours")
         try:
-            pipe = await asyncio.wait_for(self._call(peer_id, name, bulk), timeout_s or self.timing.open_timeout_s)
+            async with asyncio.timeout(timeout_s or self.timing.open_timeout_s):
+                pipe = await self._call(peer_id, name, bulk)
         except (TimeoutError, P2PDaemonError, OSError, asyncio.IncompleteReadError, ValueError) as error:
             raise StreamClosedError(peer_id, f"cannot be reached: {in_words(error)}") from None
         stream = FrameStream(peer_id, pipe, self.traffic.setdefault(purpose, Traffic()), self.line)

@@ -75,7 +75,9 @@ ASKS: dict[str, tuple[dict[str, Any], str]] = {
         asked(model={"architecture": "mixtral", "config": {"num_local_experts": BILLION, "vocab_size": 264}}),
         "num_local_experts"),
     "layers as a list, and wide": (
-        llama(layer_types=["full_attention"] * 100, num_hidden_layers=100, hidden_size=2**23), "GiB"),
+        asked(model={"architecture": "qwen2", "config": {
+            "layer_types": ["full_attention"] * 100, "num_hidden_layers": 100, "hidden_size": 2**23,
+            "num_attention_heads": 32, "num_key_value_heads": 32, "vocab_size": 264}}), "GiB"),
     "a size hidden in a nested config": (llama(rope_parameters={"rope_type": "default", "factor": 1e308}), ""),
     "a vocabulary without end": (llama(vocab_size=BILLION), "vocab_size"),
     "heads without end": (llama(num_attention_heads=BILLION), "num_attention_heads"),

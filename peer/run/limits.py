@@ -38,9 +38,12 @@ def limits_of(settings: PeerSettings) -> LineLimits:
 def limits_in_words(limits: LineLimits, plan: RunPlan, numel: int) -> Iterator[str]:
     """What the limits mean for a run of a model with so many parameters, a line for each.
 
-    A member of a large group sends about twice its contribution in a round, once to the reducers and once as one.
+    A member of a large group sends about twice its contribution in a round, once to the reducers and once as one; where
+    payloads are gathered, once to each other member.
     """
-    payload = 2.0 * plan.recipe.codec().wire_bytes(numel)
+    gathers = plan.recipe.exchange == "gather"
+    payload = (1.0 if gathers else 2.0) * plan.recipe.codec().wire_bytes(-(-numel // plan.recipe.num_fragments))
+    each = " for each other member" if gathers else ""
     state = 4.0 * numel * (1 + plan.recipe.optimizer.num_buffers)
     longest_s = plan.manifest.rounds.timeout_s
     for flag, mbit, verb in (
@@ -48,7 +51,7 @@ def limits_in_words(limits: LineLimits, plan: RunPlan, numel: int) -> Iterator[s
     ):  # fmt: skip
         if mbit is not None:
             seconds = payload / (mbit * BITS_PER_MBIT / 8)
-            line = f"{flag} {mbit:g}: a round {verb} about {human_bytes(payload)}, in {human_duration(seconds)}"
+            line = f"{flag} {mbit:g}: a round {verb} about {human_bytes(payload)}{each}, in {human_duration(seconds)}"
             if seconds > longest_s:
                 line += f"; {DOES_NOT_FIT}: the run gives up a round after {longest_s:g} s"
             yield line
@@ -56,7 +59,8 @@ def limits_in_words(limits: LineLimits, plan: RunPlan, numel: int) -> Iterator[s
         yield f"the state of {human_bytes(state)} comes in {human_duration(state / (limits.down_mbit * 125_000))}"
     if limits.monthly_gb is not None:
         rounds = (limits.monthly_gb * BYTES_PER_GB - state) / (2 * payload) / MONTH_DAYS
-        line = f"--monthly-traffic-gb {limits.monthly_gb:g}: enough for {max(0.0, rounds):,.0f} rounds a day"
+        beside = " with one other member" if gathers else ""
+        line = f"--monthly-traffic-gb {limits.monthly_gb:g}: enough for {max(0.0, rounds):,.0f} rounds a day{beside}"
         yield line if rounds >= 1 else f"{line}; {DOES_NOT_FIT}: the state alone is {human_bytes(state)}"
     if limits.hours is not None:
         yield f"--active-hours {limits.hours}: trains {ActiveHours.parse(limits.hours).hours:g} hours a day"

@@ -15,6 +15,7 @@ from peer.protocol.line_limits import ActiveHours, LineLimits
 from peer.run.hooks import PeerHooks
 from peer.run.limits import DOES_NOT_FIT, await_hours, limits_in_words, limits_of
 from peer.settings import load_settings
+from peer.telemetry.figures import human_bytes
 from tests.run.test_hardware import manifest
 
 PLAN = RunPlan.of(manifest())  # diloco: one buffer, fp32
@@ -65,6 +66,13 @@ def test_what_a_limit_means_is_said_and_what_does_not_fit():
     assert lines[3] == f"--monthly-traffic-gb 500: enough for {(500e9 - 8e8) / (2 * payload) / 30:,.0f} rounds a day"
     assert lines[4] == "--active-hours 22-8: trains 10 hours a day"
     assert not any(DOES_NOT_FIT in line for line in lines)
+    gathering, streaming = (RunPlan.of(manifest(recipe=recipe)) for recipe in (
+        {"name": "diloco", "exchange": "gather"}, {"name": "streaming-diloco", "schedule": {"num_fragments": 4}},
+    ))  # fmt: skip
+    said = [next(limits_in_words(generous, plan, numel)) for plan in (gathering, streaming)]
+    assert said[0].startswith("--max-upload-mbit 1000: a round sends about 400.0 MB for each other member, in 3.2 s")
+    fragment = 2 * streaming.recipe.codec().wire_bytes(numel // 4)
+    assert said[1].endswith(f": a round sends about {human_bytes(fragment)}, in {fragment / 125e6:.1f} s")
     tight = LineLimits(up_mbit=10.0, monthly_gb=1.0)
     assert [DOES_NOT_FIT in line for line in limits_in_words(tight, PLAN, numel)] == [True, True]
     assert list(limits_in_words(LineLimits(), PLAN, numel)) == []

@@ -32,7 +32,7 @@ from peer.swarm.state.store import StateStore
 
 log = logging.getLogger(__name__)
 LOOKS_AT_ONCE = 4
-LOOKED_AT_PER_S = 100.0  # links of a donor that are turned down: to verify one takes some two milliseconds
+LINKS_A_SECOND = 100.0  # links of a donor that are turned down: to verify one takes some two milliseconds
 DONOR_FAILURES = (TimeoutError, ProtocolError, StreamClosedError)
 
 
@@ -144,7 +144,7 @@ class ForkChoice:
         self._host.on_answer(donor)
         if not self.offer(donor, chain):
             looked_at = len(chain) - shared_links(self._store.history.chain, chain)
-            self._queue.distrust(donor, max(self._node.timing.not_heavier_s, looked_at / LOOKED_AT_PER_S))
+            self._queue.distrust(donor, max(self._node.timing.not_heavier_s, looked_at / LINKS_A_SECOND))
             self._turned_down.add(donor)
 
     def _left(self, donor: str, error: Exception) -> None:

@@ -187,8 +187,9 @@ class Node:
         if self.resting:
             raise StreamClosedError(peer_id, "this peer rests at these hours")
         try:
-            async with asyncio.timeout(timeout_s or self.timing.open_timeout_s):
-                pipe = await self._call(peer_id, name, bulk)
+            calling = asyncio.ensure_future(self._call(peer_id, name, bulk))
+            calling.add_done_callback(lambda call: call.cancelled() or call.exception())  # it may fail while cancelled
+            pipe = await asyncio.wait_for(calling, timeout_s or self.timing.open_timeout_s)
         except (TimeoutError, P2PDaemonError, OSError, asyncio.IncompleteReadError, ValueError) as error:
             raise StreamClosedError(peer_id, f"cannot be reached: {in_words(error)}") from None
         stream = FrameStream(peer_id, pipe, self.traffic.setdefault(purpose, Traffic()), self.line)

@@ -34,7 +34,7 @@ async def beside_a_forgery(network, folder):
 
 
 async def test_a_peer_that_wakes_after_a_night_follows_no_stranger(tmp_path, monkeypatch):
-    monkeypatch.setattr("peer.swarm.catchup.fork_choice.LOOKED_AT_PER_S", math.inf)
+    monkeypatch.setattr("peer.swarm.catchup.fork_choice.LINKS_A_SECOND", math.inf)
     now = [1000.0]
     network = MemoryNetwork(clock=lambda: now[0])
     network.retime(not_heavier_s=0.0)

@@ -104,6 +104,7 @@ async def test_the_rounds_of_peers_are_those_of_the_simulator_bit_for_bit(networ
     links = await lines.measure(peers) if name == "saps" else None
     numbers = [peer.number for peer in peers] if links is None else range(count)
     tokens, places = [100 + 10 * index for index in range(count)], {p.peer_id: i for i, p in enumerate(peers)}
+    mixed = set[str]()
     for number in range(1, 5):
         noise = torch.Generator().manual_seed(number)
         for peer, replica in zip(peers, simulated.replicas, strict=True):
@@ -127,7 +128,8 @@ async def test_the_rounds_of_peers_are_those_of_the_simulator_bit_for_bit(networ
                 torch.testing.assert_close(peer.local, replica.learner.parameters, rtol=0.0, atol=1e-6)
                 torch.testing.assert_close(second, replica.learner.estimate, rtol=0.0, atol=1e-6)
                 assert torch.equal(peer.local, peer.state.anchor)
-                assert number < 3 or float(peer.state.buffers[0].norm()) > 0.01
+                assert peer.peer_id not in mixed or float(peer.state.buffers[0].norm()) > 0.01
+                mixed |= {peer.peer_id} if len(record.members) > 1 else set()  # the draw may leave it alone for rounds
                 continue
             assert record.state_digest == peer.state.digest()
             for buffer, theirs in zip(peer.state.buffers, replica.learner.outer.buffers, strict=True):

@@ -9,9 +9,11 @@ REPORT ?=
 SEED ?= 17
 MINUTES ?= 60
 RESUME ?=
+RECIPES := $(patsubst %,tests/network/test_%.py,local_rules shared_steps every_step gossip quorum backup called_rounds \
+	uneven_peers limits streaming)
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo lint docs test page long swarms architectures bench dist chaos clean
+.PHONY: help env demo lint docs test page long slices recipes architectures bench dist chaos clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,9 +42,8 @@ lint: env ## style, types, import floors, spelling, plain English, links
 docs: env ## the documentation as a site, into build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
-test: lint ## lint, then all tests but the long ones and those of page and swarms, WORKERS=2 at a time
-	$(BIN)/pytest tests -x -q -m "not long" -n $(WORKERS) --dist worksteal \
-		--ignore=tests/network/chaos --ignore=tests/network/recipes --ignore=tests/page
+test: lint ## lint, then all tests but the long ones, WORKERS=2 at a time
+	$(BIN)/pytest tests -x -q -m "not long" -n $(WORKERS) --dist worksteal --ignore=tests/network/chaos --ignore=tests/page
 
 long: env ## the long tests: mixed faults, real trainers that stop and resume, a compiled model, the GPU's benchmark on a CPU
 	@$(BIN)/python -c 'import lm_eval, trl' 2>/dev/null || $(BIN)/python -m pip install --quiet \
@@ -56,8 +57,11 @@ page: env ## the bootstrap's page in Chromium, which is installed if there is no
 		{ apt-get update -qq && apt-get install -y -qq chromium >/dev/null; } || $(BIN)/playwright install chromium
 	$(BIN)/pytest tests/page -x -q
 
-swarms: env ## real swarms: each recipe beside the simulator, kills, attacks, partitions, bad links, floods, clocks, NAT
-	$(BIN)/pytest tests/network/chaos tests/network/recipes -x -q -m "not long" -n 5 --dist worksteal  # most of it waits
+slices: env ## real swarms under kills, attacks, partitions, bad links, floods, wrong clocks, NAT: slices of the campaigns
+	$(BIN)/pytest tests/network/chaos -x -q -m "not long" -n 3 --dist worksteal  # they wait more than they compute
+
+recipes: env ## the long tests of recipes on real agents: beside the simulator, through a kill and with a late join
+	$(BIN)/pytest $(RECIPES) -x -q -m long -n 3 --dist worksteal  # they wait more than they compute
 
 architectures: env ## every causal architecture of transformers, tiny, through atoll simulate; into docs/models.md
 	$(BIN)/python -m tests.sim.architectures

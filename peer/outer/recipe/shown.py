@@ -25,19 +25,19 @@ class Shown:
 
 
 _AGENTS = "three agents and trainers; equal digests"
-_GOSSIP = ("tests/network/recipes/test_gossip.py", "tests/swarm/gossip/test_round_loop.py")
+_GOSSIP = ("tests/network/test_gossip.py", "tests/swarm/gossip/test_round_loop.py")
 EVIDENCE: Final = (
     Shown(
         recipes=("ddp", "gpa", "dropcompute"), beside="bit for bit", what=f"{_AGENTS}; also as whole peers",
-        where=("tests/network/recipes/test_shared_steps.py", "tests/network/recipes/test_every_step.py"),
+        where=("tests/network/test_shared_steps.py", "tests/network/test_every_step.py"),
     ),
     Shown(
         recipes=("demo", "distro"), beside="not compared", what="whole peers; equal digests, and a loss that falls",
-        where=("tests/network/recipes/test_every_step.py",),
+        where=("tests/network/test_every_step.py",),
     ),
     Shown(
         recipes=("dct-threshold", "sparse-block", "fusionllm-adatopk"), beside="within 2e-6",
-        what=f"{_AGENTS}; fusionllm-adatopk on unequal lines", where=("tests/network/recipes/test_shared_steps.py",),
+        what=f"{_AGENTS}; fusionllm-adatopk on unequal lines", where=("tests/network/test_shared_steps.py",),
     ),
     Shown(
         recipes=(
@@ -46,21 +46,21 @@ EVIDENCE: Final = (
             "palsgd", "paba", "snoo", "restarted-diloco", "lagoon", "muloco",
         ),
         beside="within 2e-6", what=f"{_AGENTS}, AdamW inside; paba of unequal speeds, edit gathered",
-        where=("tests/network/recipes/test_local_rules.py",),
+        where=("tests/network/test_local_rules.py",),
     ),
     Shown(
         recipes=("streaming-diloco",), beside="bit for bit",
         what="three agents; equal digests; its rounds in memory are the simulator's",
-        where=("tests/network/recipes/test_streaming.py", "tests/sim/test_production_overlap.py"),
+        where=("tests/network/test_streaming.py", "tests/sim/test_production_overlap.py"),
     ),
     Shown(
         recipes=("selsync",), beside="bit for bit",
         what="three agents that call for rounds; equal digests; its rounds in memory are the simulator's",
-        where=("tests/network/recipes/test_called_rounds.py", "tests/sim/test_production.py"),
+        where=("tests/network/test_called_rounds.py", "tests/sim/test_production.py"),
     ),
     Shown(
         recipes=("async-diloco", "dybw"), beside="within 1e-5", what="agents of unequal speeds; equal digests",
-        where=("tests/network/recipes/test_quorum.py", "tests/network/recipes/test_backup.py"),
+        where=("tests/network/test_quorum.py", "tests/network/test_backup.py"),
     ),
     Shown(
         recipes=("noloco", "saps"), beside="bit for bit",

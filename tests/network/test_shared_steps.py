@@ -29,7 +29,9 @@ RECIPES = {
 LINES = {"fusionllm-adatopk": {"a": 40.0, "b": 40.0, "c": 20.0}}  # Mbit/s
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize(
+    "name", ["ddp", *(pytest.param(name, marks=pytest.mark.long) for name in RECIPES if name != "ddp")]
+)
 def test_three_peers_step_as_in_the_simulator_through_a_kill_and_with_a_newcomer(
     make_swarm: Callable[..., TestSwarm], name: str
 ) -> None:

@@ -60,6 +60,7 @@ def test_pairs_come_closer_survive_a_kill_and_take_in_a_newcomer(make_swarm: Mak
     swarm.drive(lambda: pairs_since([late], {"late": 0}), 90.0)
 
 
+@pytest.mark.long
 def test_a_few_parameters_of_all_bring_peers_together_through_a_kill_and_with_a_newcomer(make_swarm: MakeSwarm) -> None:
     swarm = make_swarm(steps=1, wait=1.0, recipe="name: sparta, aggregator: mean, compressor: random0.3+fp32")
     swarm.bootstrap()
@@ -76,6 +77,7 @@ def test_a_few_parameters_of_all_bring_peers_together_through_a_kill_and_with_a_
     swarm.drive(lambda: sum(len(r.members) == 3 for r in late.committed) >= 3, 90.0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("graph", "names", "rate"), [
     ("ring", "abcd", 1.0), ("ring", "abcd", 0.5), ("torus", "abcdef", 1.0),
 ])  # fmt: skip
@@ -114,6 +116,7 @@ def test_neighbours_come_closer_with_a_second_iterate_through_a_kill_and_with_a_
     swarm.drive(lambda: spread([*members, late]) < 0.1 * apart)
 
 
+@pytest.mark.long
 def test_pairs_of_measured_lines_average_masked_coordinates_through_a_kill_and_with_a_newcomer(
     make_swarm: MakeSwarm,
 ) -> None:

@@ -20,7 +20,7 @@ from peer.sim.campaign.simulation import Simulation, SimulationSetup
 from peer.sim.world.scenario import PeerProfile
 from tests.network.harness import TestSwarm
 from tests.network.members import TOKENS_PER_STEP, Member
-from tests.network.recipes.test_quorum import SGD, Pushed
+from tests.network.test_quorum import SGD, Pushed
 
 MakeSwarm = Callable[..., TestSwarm]
 pytestmark = pytest.mark.timeout(200)
@@ -67,6 +67,7 @@ def connected(rosters: list[tuple[str, ...]]) -> int:
     return len(reached)
 
 
+@pytest.mark.long
 def test_rounds_go_on_without_the_slowest_as_in_the_simulator_through_a_kill_and_with_a_late_join(
     make_swarm: MakeSwarm,
 ) -> None:

@@ -17,6 +17,7 @@ RECIPE = f"name: streaming-diloco, schedule: {{num_fragments: {FRAGMENTS}}}"
 LATE = "name: diloco, compressor: int8, outer_momentum: 0.6, schedule: {steps: 5, overlap_steps: 5}"
 
 
+@pytest.mark.long
 def test_whole_rounds_are_merged_one_round_late(tmp_path: Path) -> None:
     swarm = TestSwarm(tmp_path, steps=5, recipe=LATE, wait=3.0)
     try:

@@ -32,7 +32,11 @@ def join(tmp_path: Path) -> Iterator[Join]:
 
 @pytest.mark.parametrize(
     ("recipe", "optimizer"),
-    [("demo", "adamw"), ("distro", "adamw"), ("dropcompute", "adamw"), ("ddp", "muon")],
+    [
+        ("demo", "adamw"), pytest.param("distro", "adamw", marks=pytest.mark.long),
+        pytest.param("dropcompute", "adamw", marks=pytest.mark.long),
+        pytest.param("ddp", "muon", marks=pytest.mark.long),
+    ],
 )
 def test_peers_step_together_through_a_kill_and_with_a_newcomer(
     make_swarm: MakeSwarm, join: Join, recipe: str, optimizer: str

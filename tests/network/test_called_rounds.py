@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from tests.network.harness import TestSwarm
 from tests.network.members import Member
 
@@ -44,6 +46,7 @@ def test_everybody_comes_to_a_round_that_one_peer_calls_for(make_swarm: MakeSwar
     swarm.drive_together(together, lambda: len(late.committed[-1].members if late.committed else ()) == 4, LONG_S / 3)
 
 
+@pytest.mark.long
 def test_called_rounds_go_on_without_a_killed_peer_and_with_a_newcomer(make_swarm: MakeSwarm) -> None:
     recipe = f"name: selsync, schedule: {{delta: 0.5, smoothing: {SMOOTHING}}}"
     swarm = make_swarm(wait=3.0, recipe=recipe)

@@ -119,6 +119,7 @@ def test_rounds_of_a_quorum_are_the_simulators_and_digests_are_equal_through_a_k
     assert torch.equal(a.sync.memory.anchor, late.sync.memory.anchor)
 
 
+@pytest.mark.long
 def test_fragments_go_on_without_the_slowest_and_take_its_work_later(make_swarm: MakeSwarm) -> None:
     schedule = "schedule: {name: strided, period: 8, num_fragments: 2}"
     recipe = f"name: async-diloco, compressor: int8, straggler: {{grace_s: 0.5}}, {schedule}"

@@ -92,7 +92,7 @@ def run_plan(options: PlanOptions) -> int:
     console.print(f"[bold]{_title(subject)}[/]", highlight=False, soft_wrap=True)
     console.print(plan_table(forecasts))
     if late := next((each for each in forecasts if each.stretch > LONG_ROUND), None):
-        console.print(f"steps: {_steps(late)} = a round of {late.label} is over after so many, late for its recipe",
+        console.print(f"{_steps(late)}: an exchange of {late.label} outlasts the steps of its round, which gets more",
                       style="dim", highlight=False, soft_wrap=True)  # fmt: skip
     console.print("\n" + advice(forecasts), markup=False, highlight=False)
     return 0

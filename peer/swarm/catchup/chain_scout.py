@@ -168,22 +168,18 @@ class ChainScout:
             await check_links(links, self._run_id, parent, shared + len(new), self.rules.limits, seen)
             parent = links[-1].link.id
             new += links
-            if not own:
-                self._check_first(donor, new)
+            if not own and self._misses_checkpoint(new):
+                raise ProtocolError(f"the chain of {donor} does not lead through the newest checkpoint")
             left = min(most, max(claimed_round, shared) + SLACK_LINKS) - shared - len(new)
-            if left <= 0 or not more:
+            if left <= 0 or not more or (not own and self._history.chain):  # another chain was taken meanwhile
                 break
             links = await self._source.links(donor, shared + len(new), min(left, LINKS_PER_REQUEST))
             more = len(links) == LINKS_PER_REQUEST
         return extended(own[:shared], new)
 
-    def _check_first(self, donor: str, chain: Sequence[Certificate]) -> None:
-        """What a node without a chain has read of one so far. Raises ProtocolError if the rest is of no use."""
+    def _misses_checkpoint(self, chain: Sequence[Certificate]) -> bool:
         newest = self._checkpoints.newest
-        if newest is not None and newest.on(chain) is False:
-            raise ProtocolError(f"the chain of {donor} does not lead through the checkpoint of round {newest.round}")
-        if self._history.chain:
-            raise ProtocolError(f"this node took another chain while it read that of {donor}")
+        return newest is not None and newest.on(chain) is False
 
     async def _meet(self, donor: str, own: Sequence[Certificate]) -> tuple[int, list[Certificate]]:
         """The first links of the donor that follow this node's chain, and from which round on they do."""

@@ -143,8 +143,9 @@ class ForkChoice:
             raise
         self._host.on_answer(donor)
         if not self.offer(donor, chain):
-            looked_at = len(chain) - shared_links(self._store.history.chain, chain)
-            self._queue.distrust(donor, max(self._node.timing.not_heavier_s, looked_at / LINKS_A_SECOND))
+            looked_at_s = (len(chain) - shared_links(self._store.history.chain, chain)) / LINKS_A_SECOND
+            timing = self._node.timing
+            self._queue.distrust(donor, max(timing.not_heavier_s, min(timing.distrust_s, looked_at_s)))
             self._turned_down.add(donor)
 
     def _left(self, donor: str, error: Exception) -> None:

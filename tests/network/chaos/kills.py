@@ -100,7 +100,7 @@ class Killer:
                 each.send(signal.SIGUSR1)  # its log then tells what it waits for
 
     def finish(self) -> None:
-        """No more kills but those under way: everybody comes back, and holds the same bytes."""
+        """Make the kills that are under way, and wait until all members are back and hold the same bytes."""
         deadline = time.monotonic() + SETTLE_S
         while self._attempts or self.orphans.waiting or not self.swarm.settled():
             if self._attempts:

@@ -90,9 +90,27 @@ async def test_a_newcomer_reads_no_further_than_to_the_checkpoint_of_a_chain_tha
         return await source.links(peer_id, start, count)
 
     joiner.scout._source = SimpleNamespace(links=counted)
-    with pytest.raises(ProtocolError, match="does not lead through the checkpoint of round 6"):
+    with pytest.raises(ProtocolError, match="does not lead through the newest checkpoint"):
         await joiner.scout.look(donor.peer_id, 30)
     assert asked == [0, 4]
+
+
+async def test_a_newcomer_that_takes_a_chain_reads_no_other_to_its_end(network, tmp_path, monkeypatch):
+    monkeypatch.setattr(chain_scout, "LINKS_PER_REQUEST", 4)
+    run = Run(tmp_path / "run").commit(3)
+    joiner, donor = Joiner(network, tmp_path / "joiner"), await forger(network, tmp_path, 30)
+    source = joiner.scout._source
+
+    async def slow(peer_id, start, count):
+        links = await source.links(peer_id, start, count)
+        if start == 4:
+            joiner.history.replace(run.history.chain)
+        return links
+
+    joiner.scout._source = SimpleNamespace(links=slow)
+    chain = await joiner.scout.look(donor.peer_id, 30)
+    assert len(chain) == 8
+    assert joiner.scout.judge(joiner.scout.carried(chain)) is ForkVerdict.KEEP
 
 
 async def test_without_a_checkpoint_a_newcomer_starts_where_its_introducer_stands(network, tmp_path):

@@ -95,7 +95,7 @@ async def test_whoever_claims_to_be_ahead_and_cannot_show_it_is_not_expected_for
         """As before."""
 
     directory = SimpleNamespace(refresh=refresh)
-    following = SimpleNamespace(donors=lambda: ["somebody"], catch_up=nobody_shows_it,
+    following = SimpleNamespace(donors=lambda: ["donor"], catch_up=nobody_shows_it,
                                 turned_down=lambda donor: donor in shown)  # fmt: skip
     after = RetryPolicy(leader.node, directory, leader.matchmaker, following, None, random.Random(1))
     membership = leader.matchmaker.membership

@@ -28,7 +28,7 @@ class ContributionLedger:
         self.used = UsedData()
         self._sequence = 0
         self._tokens_in_base = [0] * fragments
-        self._sent = 0  # the fragment that was handed over last
+        self._sent: int | None = 0  # the fragment that was handed over last; None: moments
         self._marked_steps = 0
         self._marked_tokens = 0
 
@@ -56,9 +56,15 @@ class ContributionLedger:
         tokens = max(1, self.unsent(self._marked_tokens, fragment))
         return Snapshot(sequence=self._sequence, tokens=tokens, ranges="" if fragment else self.used.claim)
 
+    def hand_over_moments(self) -> Snapshot:
+        """The message with which moments are handed over: each peer's count alike, and no token is counted twice."""
+        self._sequence += 1
+        self.outstanding, self._sent = self._sequence, None
+        return Snapshot(sequence=self._sequence, tokens=1, ranges="")
+
     @property
     def sent(self) -> int | None:
-        """The fragment of the outstanding snapshot."""
+        """The fragment of the outstanding snapshot; None if it is of moments."""
         return None if self.outstanding is None else self._sent
 
     def is_in(self, anchor: Anchor) -> bool:
@@ -75,6 +81,7 @@ class ContributionLedger:
         """Nothing of so many steps since the last anchor, and of all tokens up to these, will be sent any more: of the
         fragment that was handed over last.
         """
+        assert self._sent is not None
         self.steps -= steps
         self._tokens_in_base[self._sent] = tokens
 

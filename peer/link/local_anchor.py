@@ -16,6 +16,7 @@ from peer.link.transfer import BackgroundCopies, Done, Transfer
 from peer.outer.aggregate.gram import largest_magnitude
 from peer.outer.optim.optimizers import OuterOptimizer
 from peer.outer.policy.merge_rules import Carry, MergeRule
+from peer.outer.policy.regular import Event
 from peer.outer.state.outer_state import LARGEST_VALUE
 from peer.outer.state.own_part import OwnPart
 
@@ -38,6 +39,7 @@ class LocalAnchor:
         sizes: elements of each fragment, where there are several.
         inner: makes the local steps.
         second: trained beside the local parameters, where the recipe has such; then there is one fragment.
+        moments: the first and the second of the inner optimizer, where peers average them.
 
     Attributes:
         round: of the copy.
@@ -51,9 +53,10 @@ class LocalAnchor:
     def __init__(
         self, memory: SharedState, replica: LocalParameters, optimizer: OuterOptimizer, rule: MergeRule = CARRY,
         sizes: Sequence[int] = (), inner: InnerLoop | None = None, second: SecondTrajectory | None = None,
+        moments: Sequence[LocalParameters] = (),
     ) -> None:  # fmt: skip
         self.memory, self.replica, self._optimizer, self._rule = memory, replica, optimizer, rule
-        self.second, self._inner = second, inner
+        self.second, self._inner, self._moments = second, inner, moments
         self.own = OwnPart(optimizer, memory.anchor.numel()) if rule.eager else None
         self.peers = 1
         self._bounds = list(pairwise(accumulate(sizes or [memory.anchor.numel()], initial=0)))
@@ -132,9 +135,23 @@ class LocalAnchor:
             self._taken = round
         self._keep_result(round)
 
-    def begin_read(self, fragment: int) -> Transfer:
-        """Write what this peer contributes to a fragment at this moment into the shared snapshot."""
-        start, stop = self._bounds[fragment]
+    def merge_moments(self, round: int, kind: int, contributed: bool) -> None:
+        """Take up the mean of moments of this kind, with what the steps since the snapshot have changed; keep moments
+        that the mean does not hold. The anchor is as it was.
+        """
+        if contributed:
+            moments, sent = self._moments[kind - 1], self.memory.snapshot
+            moments.read(self.scratch)
+            CARRY.merge_(self.scratch, sent, sent, self.memory.buffers[kind - 3])
+            moments.write(self.scratch)
+        self.round = round
+
+    def begin_read(self, event: Event) -> Transfer:
+        """Write what this peer contributes to a round at this moment into the shared snapshot."""
+        if event.moments:
+            self._moments[event.moments - 1].read(self.memory.snapshot)
+            return Done()
+        start, stop = self._bounds[event.fragment]
         local = self.memory.snapshot[: stop - start]
         if self.copies is not None and self.beside is None:
             return self.copies.begin_read(local, start)
@@ -165,9 +182,11 @@ class LocalAnchor:
         assert self.own is not None
         self.replica.write(torch.add(self.base, self.own.offset, out=self.scratch))
 
-    def snapshot_fits(self, fragment: int) -> bool:
+    def snapshot_fits(self, event: Event) -> bool:
         """Whether what was written there can be averaged and applied."""
-        start, stop = self._bounds[fragment]
+        if event.moments:
+            return largest_magnitude(self.memory.snapshot) <= LARGEST_VALUE / 2  # less a mean that is no larger
+        start, stop = self._bounds[event.fragment]
         return self._fits(self.memory.snapshot[: stop - start], start)
 
     @property

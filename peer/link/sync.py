@@ -318,18 +318,23 @@ class SwarmSync:
     def _hand_over(self) -> None:
         event = self._next
         self._ledger.armed = False
-        self._ledger.mark(self.tokens)
+        if not event.moments:
+            self._ledger.mark(self.tokens)
         self._merge_at = self.step + event.apply_step - event.send_step
-        self._reading.start(self._local.begin_read(event.fragment), partial(self._send_snapshot, event.fragment))
+        self._reading.start(self._local.begin_read(event), partial(self._send_snapshot, event))
 
-    def _send_snapshot(self, fragment: int) -> None:
-        if not self._local.snapshot_fits(fragment):
+    def _send_snapshot(self, event: Event) -> None:
+        if not self._local.snapshot_fits(event):
             self._ledger.outstanding = None  # the agent asks for another one: that is void
             self._drop_progress()
-            self._local.begin_read(fragment).result()
-            self._ledger.mark(self.tokens)
+            self._local.begin_read(event).result()
+            if not event.moments:
+                self._ledger.mark(self.tokens)
+        if event.moments:
+            self.agent.send(self._ledger.hand_over_moments())
+            return
         self._local.hand_over()
-        self.agent.send(self._ledger.hand_over(fragment))
+        self.agent.send(self._ledger.hand_over(event.fragment))
 
     def _merge(self, message: Anchor) -> None:
         """Merge a new anchor, one with this peer's contribution not before the schedule says so."""
@@ -347,6 +352,11 @@ class SwarmSync:
         """Merge an anchor as soon as the device has it; the agent writes no other until it learns of the merge."""
         self._held = None
         self._ledger.armed = False
+        moments = 0 if message.fragment is None else self.schedule.turn(message.round - 1).moments
+        if moments:
+            self._local.merge_moments(message.round, moments, self._ledger.is_in(message))
+            self._tell_merged(message)
+            return
         sent = self._ledger.sent if self._ledger.is_in(message) else None
         ready = self._local.begin_merge(message.fragment, sent)
         self._merging.start(ready, partial(self._finish_merge, message, sent))
@@ -366,6 +376,8 @@ class SwarmSync:
             self._allotted = message.steps
         self.agent.send(Merged(round=message.round))
         self._on_message(message)
+        if self._next.moments:  # those of this moment, before a further step
+            self._hand_over()
 
     def _revive(self, gone: AgentGoneError) -> None:
         """Train on without an agent, until there is another one.

@@ -36,7 +36,7 @@ from peer.run.hardware import compute_of, first_device, fitting, plan_in_words
 from peer.run.leader import OptimizerState, RanksLoop, begin_leader, trainer_of
 from peer.run.local_rule import hook_of, kept_beside, rule_bytes, second_model, trajectory_of
 from peer.run.resume import Resumed, read_resumed
-from peer.run.shared_model import SharedModel, local_anchor, of_all_ranks, replica_of, share
+from peer.run.shared_model import SharedModel, local_anchor, moments_of, of_all_ranks, replica_of, share
 from peer.settings import PeerSettings
 from peer.train.compute import Compute, prepare
 from peer.train.compute_limit import ComputeLimit
@@ -128,7 +128,10 @@ def assemble(
     inner, rounds = recipe.inner_settings(manifest.inner), manifest.rounds
     hook, again = hook_of(recipe.local, model, shared.layout, optimizer, inner, compute, again)
     second = trajectory_of(recipe.local, shared.layout, again, lambda one: replica_of(shared.layout, one, leader, 1))
-    local = local_anchor(shared, recipe, device, hook if leader is None else RanksLoop(leader, hook), second)
+    local = local_anchor(
+        shared, recipe, device, hook if leader is None else RanksLoop(leader, hook), second,
+        moments_of(recipe, model, shared.layout, optimizer, leader, 1 + (again is not None)),
+    )
     state = OptimizerState(optimizer, leader)
     limits = Limits(
         rounds_total=rounds.total, tokens_total=rounds.tokens_total, max_rounds=settings.max_rounds, stopping=stopping

@@ -20,6 +20,7 @@ from peer.train.compute_limit import ComputeLimit
 from peer.train.device import set_threads
 from peer.train.gradient import KeptGradient
 from peer.train.model import build_skeleton
+from peer.train.moments import InnerMoments
 from peer.train.optim import build_optimizer, load_optimizer_tensors, reset_state
 from peer.train.orders import (
     RankOrder,
@@ -73,7 +74,11 @@ class RankWorker:
         self._optimizer: Any = self._optimizer_of(recipe, model, layout, inner, compute.eight_bit)
         hook, second = hook_of(recipe.local, model, layout, self._optimizer, inner, compute, again)
         hook.limit = ComputeLimit.of(recipe.straggler.timeout, device)
-        parts = [RankPart(layout, one, ranks) for one in (model, second) if one is not None]
+        parts: list[RankPart | InnerMoments] = [
+            RankPart(layout, one, ranks) for one in (model, second) if one is not None
+        ]
+        if recipe.moments is not None:
+            parts += [InnerMoments(layout, model, self._optimizer, second, ranks) for second in (False, True)]
         parts += [self._optimizer.own] if isinstance(self._optimizer, KeptGradient) else []
         self._parts = RankParts(ranks, self._vectors, parts)
         self._hook = hook

@@ -11,13 +11,15 @@ from torch import nn
 from peer.link.local_anchor import InnerLoop, LocalAnchor
 from peer.link.memory import Head, SharedState
 from peer.link.messages import Mapped
-from peer.link.second_trajectory import SecondTrajectory
+from peer.link.second_trajectory import LocalParameters, SecondTrajectory
 from peer.link.supervisor import AgentProcess
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.state.flat_layout import FlatLayout
 from peer.outer.state.outer_state import digest_of
 from peer.run.leader import share_memory
 from peer.run.resume import CHAIN_FILE, Resumed
+from peer.train.moments import InnerMoments
+from peer.train.optim import Optimizer
 from peer.train.orders import RankLeader, RanksReplica
 from peer.train.rank_part import RankPart
 from peer.train.replica import DeviceCopies, ModelReplica
@@ -25,11 +27,12 @@ from peer.train.sharding import is_sharded
 
 
 def local_anchor(
-    shared: SharedModel, recipe: Recipe, device: torch.device, hook: InnerLoop, second: SecondTrajectory | None = None
-) -> LocalAnchor:
+    shared: SharedModel, recipe: Recipe, device: torch.device, hook: InnerLoop, second: SecondTrajectory | None = None,
+    moments: Sequence[LocalParameters] = (),
+) -> LocalAnchor:  # fmt: skip
     """The local parameters of this process, and the anchor that they were trained from."""
     local = LocalAnchor(
-        shared.memory, shared.replica, recipe.optimizer, recipe.late_merge, shared.layout.sizes, hook, second
+        shared.memory, shared.replica, recipe.optimizer, recipe.late_merge, shared.layout.sizes, hook, second, moments
     )
     if device.type == "cuda" and isinstance(shared.replica, ModelReplica):
         local.copies = DeviceCopies(shared.replica, device)
@@ -85,6 +88,22 @@ def replica_of(
     if leader is None:
         return ModelReplica(layout, model)
     return RanksReplica(leader, RankPart(layout, model, leader.ranks), number)
+
+
+def moments_of(
+    recipe: Recipe, model: nn.Module, layout: FlatLayout, optimizer: Optimizer, leader: RankLeader | None, number: int
+) -> Sequence[LocalParameters]:
+    """The first and the second moments of the inner optimizer, if peers average them.
+
+    Args:
+        number: of the first moments among what all ranks copy.
+    """
+    if recipe.moments is None:
+        return ()
+    if leader is None:
+        return [InnerMoments(layout, model, optimizer, second) for second in (False, True)]
+    parts = [InnerMoments(layout, model, optimizer, second, leader.ranks) for second in (False, True)]
+    return [RanksReplica(leader, part, number + index) for index, part in enumerate(parts)]
 
 
 def of_all_ranks(

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from peer.link.shared_vectors import SharedVectors, VectorPlace, VectorsOf
 from peer.train.batch import Batch
+from peer.train.moments import InnerMoments
 from peer.train.optim import Optimizer, optimizer_tensors
 from peer.train.rank_part import RankPart
 from peer.train.ranks import Ranks, whole
@@ -73,7 +74,7 @@ class RanksReplica:
         number: of the model, where a recipe trains several.
     """
 
-    def __init__(self, leader: RankLeader, part: RankPart, number: int = 0) -> None:
+    def __init__(self, leader: RankLeader, part: RankPart | InnerMoments, number: int = 0) -> None:
         self._leader, self._part, self._number = leader, part, number
 
     def read(self, out: Tensor, start: int = 0) -> None:
@@ -110,7 +111,7 @@ class RankParts:
         vectors: of rank 0.
     """
 
-    def __init__(self, ranks: Ranks, vectors: VectorsOf, parts: Sequence[RankPart]) -> None:
+    def __init__(self, ranks: Ranks, vectors: VectorsOf, parts: Sequence[RankPart | InnerMoments]) -> None:
         self._ranks, self._vectors, self._parts = ranks, vectors, parts
 
     def move(self, kind: RankOrder, numbers: Sequence[int]) -> None:

@@ -16,6 +16,7 @@ from peer.link.supervisor import AgentGoneError
 from peer.link.sync import SwarmSync
 from peer.outer.optim.optimizers import Nesterov
 from peer.outer.policy.merge_rules import Carry
+from peer.outer.policy.moments import WithMoments
 from peer.outer.policy.schedules import Every
 
 NUMEL = 8
@@ -92,14 +93,19 @@ class Replica:
 class Peer:
     """A `SwarmSync` with everything around it played by the test."""
 
-    def __init__(self, descriptor, merge=MERGE, second=None, **limits):
+    def __init__(self, descriptor, merge=MERGE, second=None, moments=None, **limits):
         self.agent, self.replica, self.heard, self.now = FakeAgent(), Replica(), [], 0.0
         self.fresh = []  # steps at which the moments were forgotten
-        self.memory = SharedState(descriptor, NUMEL, 0)
+        self.memory = SharedState(descriptor, NUMEL, 2 if moments else 0)
         self.memory.anchor.copy_(torch.arange(NUMEL))
-        local = LocalAnchor(self.memory, self.replica, Nesterov(lr=0.7, momentum=0.9), merge, (), None, second)
+        self.moments = [Replica(), Replica()] if moments else []
+        local = LocalAnchor(
+            self.memory, self.replica, Nesterov(lr=0.7, momentum=0.9), merge, (), None, second, self.moments
+        )
+        schedule = Every(steps=STEPS)
         self.sync = SwarmSync(
-            AgentConnection(self.agent, START, MAPPED), local, Every(steps=STEPS),
+            AgentConnection(self.agent, START, MAPPED), local,
+            WithMoments(base=schedule, moments=moments) if moments else schedule,
             Limits(rounds_total=limits.get("total"), max_rounds=limits.get("own"), tokens_total=limits.get("tokens")),
             self.heard.append, lambda: self.now, lambda: self.fresh.append(self.sync.step),
         )  # fmt: skip
@@ -113,8 +119,10 @@ class Peer:
             self.replica.flat += PUSH
             self.sync.after_step(Step())
 
-    def commit(self, shift, contributed, round=1, swarm_tokens=0):
+    def commit(self, shift, contributed, round=1, swarm_tokens=0, fragment=None):
         """The agent moves the anchor and says so."""
         self.memory.anchor += shift
-        anchor = Anchor(round=round, lineage_id=LINEAGE, contributed=contributed, swarm_tokens=swarm_tokens)
+        anchor = Anchor(
+            round=round, lineage_id=LINEAGE, contributed=contributed, swarm_tokens=swarm_tokens, fragment=fragment
+        )
         self.agent.inbox.append(anchor)

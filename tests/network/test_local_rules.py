@@ -9,6 +9,7 @@ from typing import cast
 import pytest
 import torch
 
+from peer.outer.recipe.plan import RunPlan
 from peer.protocol.manifest import RunManifest, parse_manifest
 from peer.sim.learner.task import LanguageTask
 from peer.sim.world.scenario import PeerProfile
@@ -43,15 +44,16 @@ RECIPES = {
     "sparseloco": "name: sparseloco",
     "snoo": "name: snoo",
     "restarted-diloco": "name: restarted-diloco",
+    "des-loc": "name: des-loc, moments: {first: 2, second: 3}",
 }
 LASTING = {"covenant": 30, "pier": 30}  # rounds; no other needs to know how many
 SPEEDS = {"paba": {1.0: 5, 0.4: 2}}  # and the steps of a peer that is as fast, beside two of speed 1
 
 
-def at_end(member: Member) -> bool:
+def at_end(member: Member, links: int) -> bool:
     """It has the last anchor, if it has not merged it yet."""
     head = member.head  # the agent may be about to change it
-    return head is not None and head.round == ROUNDS and not member.in_round
+    return head is not None and head.round == links and not member.in_round
 
 
 @pytest.mark.parametrize("name", [  # the others see the same parts of a peer
@@ -77,14 +79,16 @@ def test_three_peers_go_the_simulators_way_through_a_kill_and_with_a_newcomer(
     swarm.drive(lambda: all_seen(members))
     for member, own in zip(members, steps, strict=True):
         member.last_step = own * ROUNDS
-    swarm.drive(lambda: all(at_end(member) for member in members))
+    moments = RunPlan.of(manifest).recipe.moments
+    links = ROUNDS if moments is None else moments.links(ROUNDS)
+    swarm.drive(lambda: all(at_end(member, links) for member in members))
     assert {len(record.members) for member in members for record in member.committed} == {3}, swarm.explain()
     check_against_simulator(manifest, task, members, steps, speeds)
 
     for member in members:
         member.waits, member.last_step = False, 10**9
     members.pop().kill()
-    swarm.drive(lambda: all(len(member.committed) >= ROUNDS + 2 for member in members))
+    swarm.drive(lambda: all(len(member.committed) >= links + 2 for member in members))
     (late,) = cast("list[TrainedMember]", swarm.add("late"))
     late.batches = task.batches(3)
     members.append(late)
@@ -97,7 +101,8 @@ def check_against_simulator(
 ) -> None:
     """Local parameters and anchor are those of the simulator's peers."""
     profiles = [PeerProfile(speed=speed) for speed in speeds]
-    learners = simulated(manifest, task, INNER, STEPS * ROUNDS, orders_of(members), profiles)
+    orders = orders_of(members, RunPlan.of(manifest).recipe.moments)
+    learners = simulated(manifest, task, INNER, STEPS * ROUNDS, orders, profiles)
     assert sum(steps) == STEPS * len(members)
     anchor = learners[0].outer.anchor
     for member, local in zip(members, [learner.parameters for learner in learners], strict=True):

@@ -21,11 +21,13 @@ from peer.link.lockstep import LockstepSync
 from peer.link.memory import SharedState
 from peer.link.sync import SwarmSync
 from peer.outer.optim.inner_lr import shared_rate
+from peer.outer.policy.moments import Desynced
 from peer.outer.recipe.plan import RunPlan
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.state.flat_layout import FlatLayout
 from peer.protocol.manifest import InnerSpec, RunManifest
 from peer.run.local_rule import hook_of, trajectory_of
+from peer.run.shared_model import moments_of
 from peer.sim.campaign.simulation import Simulation, SimulationSetup
 from peer.sim.learner.replica import Learner, SimReplica
 from peer.sim.learner.task import LanguageTask
@@ -70,7 +72,10 @@ class TrainedMember(Member):
         second = trajectory_of(recipe.local, layout, again, partial(ModelReplica, layout))
         self.trainer = Trainer(model, optimizer, inner, lambda: inner.learning_rate, hook=hook)
         self.parameters = ModelReplica(layout, model)
-        return LocalAnchor(memory, self.parameters, recipe.optimizer, recipe.late_merge, fragments, hook, second)
+        moments = moments_of(recipe, model, layout, optimizer, None, 1)
+        return LocalAnchor(
+            memory, self.parameters, recipe.optimizer, recipe.late_merge, fragments, hook, second, moments
+        )
 
     def step(self) -> None:
         assert self.sync is not None
@@ -156,11 +161,12 @@ def simulated(
     return [replica.learner for replica in simulation.replicas if replica.learner is not None]
 
 
-def orders_of(members: Sequence[Member]) -> list[list[int]]:
-    """The places of the members of each round among these, in the order of its roster."""
+def orders_of(members: Sequence[Member], moments: Desynced | None = None) -> list[list[int]]:
+    """The places of the members of each round among these, in the order of its roster; those of moments left out."""
     places = {member.peer_id: place for place, member in enumerate(members)}
     rosters = {record.round: record.members for member in members for record in member.committed}
-    return [[places[peer_id] for peer_id in rosters[number]] for number in sorted(rosters)]
+    numbers = [one for one in sorted(rosters) if moments is None or not moments.turn(one - 1).moments]
+    return [[places[peer_id] for peer_id in rosters[number]] for number in numbers]
 
 
 def all_seen(members: Sequence[Member]) -> bool:

@@ -12,12 +12,17 @@ from peer.outer.state.fragments import Turn
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """One round of one fragment: its snapshot is sent after `send_step`, its result merged after `apply_step`."""
+    """One round of one fragment: its snapshot is sent after `send_step`, its result merged after `apply_step`.
+
+    Attributes:
+        moments: that it is of, see `Turn`.
+    """
 
     fragment: int
     round: int
     send_step: int
     apply_step: int
+    moments: int = 0
 
 
 class Schedule(ABC):
@@ -79,8 +84,9 @@ class Regular(Schedule):
         """Round number `number` of the run, counted from 1; `events` has it at its step."""
         turn, sent = self.turn(number - 1), self.begins(number + 1)
         return Event(
-            fragment=turn.fragment, round=turn.rounds + 1, send_step=sent, apply_step=sent + self.overlap_steps
-        )
+            fragment=turn.fragment, round=turn.rounds + 1, send_step=sent, apply_step=sent + self.overlap_steps,
+            moments=turn.moments,
+        )  # fmt: skip
 
     def length(self, round: int) -> int:
         """Inner steps of round number `round`, counted from 1."""

@@ -167,7 +167,8 @@ def fragments_of(recipe: Recipe, shapes: Shapes, sizes: Sequence[int], seed: int
         cut[-1].append(tuple(shape))
         at += math.prod(shape)
     wires = [wire_format(recipe, own, seed, index) for index, own in enumerate(cut)]
-    return Fragments(wires, recipe.turns)
+    exact = None if recipe.moments is None else ReduceFormat(numel_of(shapes), compressor("fp32"))
+    return Fragments(wires, recipe.turns, exact)
 
 
 def wire_format(recipe: Recipe, shapes: Shapes, seed: int, fragment: int = 0) -> WireFormat:

@@ -21,7 +21,7 @@ from peer.outer.optim.scheduled import Scheduled, Stages
 from peer.outer.policy.backup import Backup
 from peer.outer.policy.local_rules import LocalRule, Plain, Proximal, PseudoSync, Replay
 from peer.outer.policy.merge_rules import Accelerated, Carry, Eager, Elastic, Keep, MergeRule, Mix
-from peer.outer.policy.moments import Desynced
+from peer.outer.policy.moments import BesideMoments, Desynced, WithMoments
 from peer.outer.policy.regular import Regular, Schedule
 from peer.outer.policy.schedules import Every, GradientChange, Strided, Timer
 from peer.outer.policy.straggler import ComputeTimeout, Quorum, StragglerPolicy, WaitAll
@@ -114,8 +114,10 @@ class Recipe:
         if self.outer_schedule is not None and isinstance(outer, Descent):
             outer = Scheduled(base=outer, stages=self.outer_schedule)
         if self.interpolation:
-            return PrimalAveraged(base=outer, decay=self.average, interpolation=self.interpolation)
-        return Averaged(base=outer, decay=self.average) if self.average else outer
+            outer = PrimalAveraged(base=outer, decay=self.average, interpolation=self.interpolation)
+        elif self.average:
+            outer = Averaged(base=outer, decay=self.average)
+        return outer if self.moments is None else BesideMoments(base=outer, moments=self.moments)
 
     def inner_settings(self, inner: InnerSpec) -> InnerSpec:
         """What a trainer takes of a manifest's inner settings: the recipe's own optimizer where the manifest names
@@ -150,6 +152,8 @@ class Recipe:
                 "set rounds.total, or outer_schedule: none, or of its numbers restart alone",
             )
         own = None if rounds is None else max(1, rounds // self.num_fragments)
+        if own is not None and self.moments is not None:
+            own = max(1, self.moments.rounds(own))
         return replace(self, outer_schedule=replace(self.outer_schedule, rounds=own))
 
     def codec(self) -> Codec:
@@ -248,7 +252,7 @@ class Recipe:
     def rounds(self) -> Regular:
         """The schedule of a recipe whose rounds begin by themselves, on a swarm."""
         assert isinstance(self.schedule, Regular), f"{self.name} has no rounds that begin by themselves"
-        return self.schedule
+        return self.schedule if self.moments is None else WithMoments(base=self.schedule, moments=self.moments)
 
     def rounds_within(self, steps: int) -> int | None:
         """How many rounds that makes of each peer's so many steps; None where peers call for rounds."""
@@ -257,7 +261,7 @@ class Recipe:
     @property
     def turns(self) -> Turns:
         """What each round of a swarm is of."""
-        return self.schedule.turn if isinstance(self.schedule, Regular) else whole
+        return self.rounds.turn if isinstance(self.schedule, Regular) else whole
 
     def fragment_of(self, round: int) -> int:
         """The fragment that the round is of which follows `round` rounds."""

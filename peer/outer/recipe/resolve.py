@@ -71,8 +71,6 @@ def missing_on_a_swarm(recipe: Recipe) -> list[tuple[str, str, str]]:
 
 def _both_lack(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
     schedule, straggler = recipe.schedule, recipe.straggler
-    if recipe.moments is not None:
-        yield "moments", "a payload holds parameters alone: rounds of moments are not built", "set moments: none"
     if isinstance(schedule, Timer) and schedule.rate > 1.0:
         yield "schedule", "several rounds after one step are not built", "set schedule: {name: timer, rate: 1}"
     if straggler.timeout is not None and recipe.payload != "gradient":

@@ -43,7 +43,7 @@ EVIDENCE: Final = (
         recipes=(
             "fedavg", "fedadagrad", "fedadam", "fedyogi", "fedprox", "easgd", "papa", "fedglomo", "diloco",
             "opendiloco", "intellect1", "eager-diloco", "heloco", "sparseloco", "covenant", "pier", "edit",
-            "palsgd", "paba", "snoo", "restarted-diloco", "lagoon", "muloco",
+            "palsgd", "paba", "snoo", "restarted-diloco", "lagoon", "muloco", "des-loc",
         ),
         beside="within 2e-6", what=f"{_AGENTS}, AdamW inside; paba of unequal speeds, edit gathered",
         where=("tests/network/test_local_rules.py",),

@@ -11,7 +11,7 @@ from peer.outer.policy.backup import Backup
 from peer.outer.policy.local_rules import Plain, Replay
 from peer.outer.policy.merge_rules import Accelerated, Eager, Elastic, Mix
 from peer.outer.policy.schedules import Every, Strided, Timer
-from peer.outer.policy.straggler import Quorum
+from peer.outer.policy.straggler import Quorum, WaitAll
 from peer.outer.policy.work_allocation import AdaptiveTopK, TimeBalanced
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.topology.topologies import AllPeers, BandwidthMatching, Groups, Neighbours, RandomPairs
@@ -133,12 +133,23 @@ def _stages(recipe: Recipe) -> Iterator[Refusal]:
 
 
 def _moments(recipe: Recipe) -> Iterator[Refusal]:
+    if recipe.moments is None:
+        return
     whole = isinstance(recipe.schedule, Every) and not recipe.overlap_steps and recipe.shared_anchor
-    if recipe.moments is not None and not (whole and recipe.payload == "delta"):
+    alike = isinstance(recipe.straggler, WaitAll) and not recipe.allocator.uneven
+    if not (whole and alike and recipe.payload == "delta"):
         yield (
             "moments are averaged with whole parameters, by peers that have just made the same number of steps",
-            "set moments: none, or payload: delta, topology: all and schedule: {name: every, steps: H}",
+            "set moments: none, or payload: delta, topology: all, straggler: wait, allocator: even and schedule: "
+            "{name: every, steps: H}",
         )
+    if recipe.exchange != "reduce" or recipe.feedback is not None:
+        yield (
+            "the mean of moments is exact: there is nothing to choose from, and no loss to feed back",
+            "set moments: none, or exchange: reduce and feedback: none",
+        )
+    if recipe.inner in ("sgd", "none"):
+        yield f"the inner optimizer {recipe.inner} has no moments", "set moments: none"
 
 
 def _groups(recipe: Recipe) -> Iterator[Refusal]:

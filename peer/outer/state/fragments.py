@@ -11,10 +11,15 @@ from peer.outer.state.wire_format import WireFormat
 
 
 class Turn(NamedTuple):
-    """What one round of a run is of: a fragment, and how many rounds that fragment had before."""
+    """What one round of a run is of, and how many rounds that had before.
+
+    Attributes:
+        moments: 0: the anchor's fragment; 1 or 2: the first or the second moments of the inner optimizers.
+    """
 
     fragment: int
     rounds: int
+    moments: int = 0
 
 
 Turns = Callable[[int], Turn]
@@ -34,6 +39,7 @@ class Part:
         start, stop: its elements in the vector.
         wire: how its contributions and updates are written.
         rounds: that it had before.
+        moments: see `Turn`.
     """
 
     index: int
@@ -41,6 +47,7 @@ class Part:
     stop: int
     wire: WireFormat
     rounds: int
+    moments: int = 0
 
 
 class Fragments:
@@ -49,6 +56,7 @@ class Fragments:
     Args:
         wires: of each fragment, in the order of the vector.
         turns: of the recipe's schedule.
+        exact: how moments are written, where peers average them.
 
     Attributes:
         sizes: elements of each fragment.
@@ -56,8 +64,8 @@ class Fragments:
         numel: elements in all.
     """
 
-    def __init__(self, wires: Sequence[WireFormat], turns: Turns = whole) -> None:
-        self.wires, self.turns = tuple(wires), turns
+    def __init__(self, wires: Sequence[WireFormat], turns: Turns = whole, exact: WireFormat | None = None) -> None:
+        self.wires, self.turns, self.exact = tuple(wires), turns, exact
         self.sizes = tuple(wire.numel for wire in wires)
         self.bounds = tuple(pairwise(accumulate(self.sizes, initial=0)))
         self.numel = sum(self.sizes)
@@ -73,4 +81,5 @@ class Fragments:
     def at(self, round: int) -> Part:
         """The fragment whose turn it is after `round` rounds of the run."""
         turn = self.turns(round)
-        return Part(turn.fragment, *self.bounds[turn.fragment], self.wires[turn.fragment], turn.rounds)
+        wire = self.exact if turn.moments and self.exact is not None else self.wires[turn.fragment]
+        return Part(turn.fragment, *self.bounds[turn.fragment], wire, turn.rounds, turn.moments)

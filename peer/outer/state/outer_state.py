@@ -15,12 +15,13 @@ from peer.outer.compress.base import NonFiniteError, Payload
 from peer.outer.math.source import Source
 from peer.outer.math.step import Aggregate, Scaled, clip_factor, step_
 from peer.outer.numerics.tiles import tile_ranges
-from peer.outer.optim.optimizers import OuterOptimizer, Vectors
+from peer.outer.optim.optimizers import OuterOptimizer, Sgd, Vectors
 from peer.outer.state.fragments import Fragments, Part
 from peer.outer.state.wire_format import AnyUpdate, WireFormat
 from peer.protocol import hashing
 
 CHUNK = 1 << 20  # elements; part of the protocol, since the digest is a digest of chunk digests
+MEAN = Sgd(lr=1.0)  # of moments: mean <- mean - mean of (mean - local)
 LARGEST_VALUE = 2.0**48  # of an update: the sum of 2^24 such squares is within fp32's range
 _DIGEST_TAG = b"atoll-state-2"
 _FRAGMENTS_TAG = b"atoll-fragments-1"
@@ -102,6 +103,11 @@ class OuterState:
         self._digests.clear()
 
     @property
+    def moments(self) -> Sequence[Tensor]:
+        """The means of the first and the second moments, where peers average them: the last two buffers."""
+        return self.buffers[-2:]
+
+    @property
     def result(self) -> Tensor:
         """The result of the run so far: the anchor, or the average of anchors that the optimizer keeps."""
         return self.optimizer.result(self.anchor, self.buffers, self.round)
@@ -109,10 +115,12 @@ class OuterState:
     def source(self, local: Tensor) -> Source:
         """What a peer contributes whose parameters are `local` (fp32, CPU; its fragment first): the pseudo-gradient.
 
-        Where peers send gradients, `local` is one, and is sent as it is.
+        In a round of moments `local` is those, and the difference from their last mean is sent. Where peers send
+        gradients, `local` is one, and is sent as it is.
         """
         part = self.part
-        anchor = self.anchor[part.start : part.stop] if self.rate is None else None
+        before = self.moments[part.moments - 1] if part.moments else self.anchor
+        anchor = before[part.start : part.stop] if self.rate is None else None
         return Source(local[: part.stop - part.start], anchor)
 
     def split_update(
@@ -168,7 +176,12 @@ class OuterState:
                 end.
         """
         part, scale = self.fragments.at(round), 1.0 if self.rate is None else self.rate(round)
-        first, clipped = start - part.start, self._clipped(update)
+        first = start - part.start
+        if part.moments:
+            mean = Vectors(vectors.buffers[part.moments - 3], [])
+            step_(MEAN, mean, ((0, stop - start),), update, start=first)
+            return
+        clipped = self._clipped(update)
         step_(self.optimizer, vectors, ((0, stop - start),), clipped, start=first, round=part.rounds, lr_scale=scale)
 
     def _clipped(self, update: Aggregate) -> Aggregate:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 from peer.errors import UserError
+from peer.outer.policy.regular import Regular
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.recipe.resolve import missing_on_a_swarm
 from peer.outer.state.flat_layout import FlatLayout
@@ -141,7 +142,8 @@ def as_joined(recipe: Recipe, wait_s: float) -> Recipe:
     waits = recipe.payload == "gradient" or recipe.votes is not None
     if waits or recipe.gossips or recipe.straggler.asynchronous:
         return recipe
-    return replace(recipe, schedule=recipe.rounds.overlapped(), merge=recipe.late_merge)
+    assert isinstance(recipe.schedule, Regular)
+    return replace(recipe, schedule=recipe.schedule.overlapped(), merge=recipe.late_merge)
 
 
 def bandwidth_needed(choice: Choice, layout: FlatLayout, step_s: float, target: float) -> Needed:

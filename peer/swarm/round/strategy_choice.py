@@ -31,4 +31,10 @@ def strategies_of(
         return ButterflyAllReduce(recipe, wire, identity, chain, index)
 
     strategies = [of_fragment(index, wire) for index, wire in enumerate(fragments.wires)]
-    return lambda round: strategies[fragments.turns(round).fragment]
+    of_moments = strategies[0] if fragments.exact is None else of_fragment(0, fragments.exact)
+
+    def of_round(round: int) -> ExchangeStrategy:
+        turn = fragments.turns(round)
+        return of_moments if turn.moments else strategies[turn.fragment]
+
+    return of_round

@@ -121,12 +121,17 @@ class ForkRule:
             else:
                 return held
 
-    def _extends(self, ancestor: Sequence[Certificate], other: Sequence[Certificate]) -> ForkVerdict:
-        """Without links of its own a peer follows enough of the established that were there last."""
-        if not ancestor:
-            return ForkVerdict.FOLLOW
+    def followed(self, ancestor: Sequence[Certificate], signed: Set[str]) -> bool:
+        """Whether a peer without links of its own follows what these have signed: enough of the established that were
+        there last.
+        """
+        if self.private or not ancestor:
+            return True
         weights = capped(self._contributed(tally_of(ancestor), listed(ancestor[-RECENT_LINKS:])))
-        return ForkVerdict.FOLLOW if weights and _support(weights, signers(other)) else ForkVerdict.WEIGHTLESS
+        return bool(weights) and _support(weights, signed)
+
+    def _extends(self, ancestor: Sequence[Certificate], other: Sequence[Certificate]) -> ForkVerdict:
+        return ForkVerdict.FOLLOW if self.followed(ancestor, signers(other)) else ForkVerdict.WEIGHTLESS
 
     @staticmethod
     def _by_tokens(own: Sequence[Certificate], other: Sequence[Certificate]) -> ForkVerdict:

@@ -78,6 +78,10 @@ class Itself:
         assert count == 0
         return []
 
+    def followed(self, members):
+        self._member.asked.append(members)
+        return self._member.needed <= members
+
     def persistent_members(self):
         return self.members
 
@@ -104,6 +108,7 @@ class Member:
         self.halfway = True
         self.due_in_s, self.training, self.hurried, self.nudges = 0.0, True, asyncio.Event(), []
         self.costs = []
+        self.needed, self.asked = frozenset(), []  # others follow rounds of these alone
         rosters = RosterAuthority(node.identity, RUN, rounds, WeightRule(nominal_tokens=NOMINAL))
         self.itself = Itself(self, client)
         self.matchmaker = Matchmaker(node, self.directory, rosters, self.itself, straggler)

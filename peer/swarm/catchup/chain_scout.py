@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -128,6 +128,10 @@ class ChainScout:
     def has_say(self, peer_id: str) -> bool:
         """Whether a peer counts in what follows this node's tip."""
         return peer_id in self._weights()
+
+    def followed(self, signed: Set[str]) -> bool:
+        """Whether others at this node's tip would follow a round that these have signed, and they themselves missed."""
+        return self._rule.followed(self._history.chain, signed)
 
     def _weights(self) -> dict[str, int]:
         """Who has a say about what follows this node's tip."""

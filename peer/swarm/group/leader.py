@@ -113,7 +113,9 @@ class Leader:
                 order = [self._node.peer_id, *(one for one, _ in chosen), *pending]
                 policy = self._pace.of(map(self._membership.rate, [self._node.peer_id, *(one for one, _ in chosen)]))
                 closed = close(policy, range(len(order)), arrived, self._clock(), self._closed(order))
-                if members >= self._rounds.max_group or (members >= least and closed is not None):
+                waited = policy.deadline_s is not None and self._clock() >= opened + policy.deadline_s
+                begins = closed is not None and (not pending or waited or self._followed(chosen))
+                if members >= self._rounds.max_group or (members >= least and begins):
                     return await self._form(sealed, join)
                 if not pending and self._clock() - began >= self._node.timing.solo_patience_s:
                     raise RoundAborted("match", f"{members} of at least {least} peers", alone=True)
@@ -124,6 +126,12 @@ class Leader:
         finally:
             self._leader = False
             await self._uninvite()
+
+    def _followed(self, chosen: Sequence[tuple[str, WaitingMember]]) -> bool:
+        """Whether those that are left out of this round will follow it. A round of too few of those that were there
+        last, be they the fastest, would leave the others where they are for minutes.
+        """
+        return self._me.followed({self._node.peer_id, *(peer_id for peer_id, _ in chosen)})
 
     def _closed(self, order: Sequence[str]) -> Rosters:
         """The members of the rounds that the straggler policy reads, as places in this order or after it."""

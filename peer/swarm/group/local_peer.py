@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Protocol
 
 from peer.outer.round import Group, RoundAborted
@@ -43,6 +44,9 @@ class LocalPeer(Protocol):
 
     def last_rosters(self, count: int) -> list[tuple[str, ...]]:
         """The members of so many rounds up to its position, in order."""
+
+    def followed(self, members: Set[str]) -> bool:
+        """Whether peers at its position would follow a round that these have made without them."""
 
     def taking_part(self) -> bool:
         """Whether it makes rounds: False while joining or when finished, and invitations are then declined."""

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import replace
 from functools import partial
 
@@ -85,6 +85,9 @@ class LineageRounds(RoundLoop[StateStore]):
 
     def last_rosters(self, count: int) -> list[tuple[str, ...]]:
         return self.store.history.last_rosters(count)
+
+    def followed(self, members: Set[str]) -> bool:
+        return self._fork_choice.scout.followed(members)
 
     def refuses(self, peer_id: str) -> bool:
         return self._guard.refuses(peer_id)

@@ -97,6 +97,24 @@ async def test_a_leader_forms_the_group_when_the_recipes_quorum_is_there(network
     assert {names(group) == {member.peer_id for member in members[:2]} for group in groups} == {True}
 
 
+async def test_a_quorum_without_which_the_others_would_not_follow_waits_for_them(network):
+    leader, early, late = members = await gather(network, 3, straggler=Quorum(count=2))
+    leader.needed = frozenset({late.peer_id})
+    waiting = [asyncio.ensure_future(member.match()) for member in (leader, early)]
+    await until(lambda: leader.asked)
+    assert leader.asked[0] == {leader.peer_id, early.peer_id}
+    groups = await together(late.match(), *waiting)
+    assert [names(group) for group in groups] == [{member.peer_id for member in members}] * 3
+
+
+async def test_such_a_quorum_waits_for_no_longer_than_the_window(network):
+    leader, early, late = await gather(network, 3, wait=0.5, straggler=Quorum(count=2))
+    leader.needed, late.due_in_s, began = frozenset({late.peer_id}), 60.0, time.monotonic()
+    groups = await together(leader.match(), early.match())
+    assert time.monotonic() - began >= 0.5
+    assert [names(group) for group in groups] == [{leader.peer_id, early.peer_id}] * 2
+
+
 async def test_a_quorum_that_is_smaller_than_a_group_hurries_no_leader(network):
     leader, early, late = await gather(network, 3, wait=120.0, low=3, straggler=Quorum(count=1))
     leader.due_in_s = 60.0

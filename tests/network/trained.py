@@ -169,6 +169,12 @@ def orders_of(members: Sequence[Member], moments: Desynced | None = None) -> lis
     return [[places[peer_id] for peer_id in rosters[number]] for number in numbers]
 
 
+def all_train(members: Sequence[Member]) -> bool:
+    """Each knows of all others that they take part in rounds, if they have made no step yet."""
+    views = [member.swarm.peers.values() for member in members if member.swarm is not None]
+    return [sum(record.state == "training" for record in view) for view in views] == [len(members)] * len(members)
+
+
 def all_seen(members: Sequence[Member]) -> bool:
     """Each knows of all others that they train."""
     views = [member.swarm.peers.values() for member in members if member.swarm is not None]

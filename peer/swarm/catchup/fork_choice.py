@@ -89,7 +89,7 @@ class ForkChoice:
         return [] if self._preferred is None else [self._preferred[0]]
 
     def turned_down(self, donor: str) -> bool:
-        """Whether this donor's chain has been looked at in the last seconds, and this peer does not follow it."""
+        """Whether this donor has shown another chain in the last seconds, and this peer does not follow it."""
         return donor in self._turned_down
 
     def nudge(self, donor: str, lineage_id: str) -> None:
@@ -143,10 +143,10 @@ class ForkChoice:
             raise
         self._host.on_answer(donor)
         if not self.offer(donor, chain):
-            looked_at_s = (len(chain) - shared_links(self._store.history.chain, chain)) / LINKS_A_SECOND
-            timing = self._node.timing
-            self._queue.distrust(donor, max(timing.not_heavier_s, min(timing.distrust_s, looked_at_s)))
-            self._turned_down.add(donor)
+            new, timing = len(chain) - shared_links(self._store.history.chain, chain), self._node.timing
+            self._queue.distrust(donor, max(timing.not_heavier_s, min(timing.distrust_s, new / LINKS_A_SECOND)))
+            if new:  # else it may be ahead a moment later
+                self._turned_down.add(donor)
 
     def _left(self, donor: str, error: Exception) -> None:
         log.info("donor %s left: %s", donor, in_words(error))

@@ -20,10 +20,14 @@ async def beside_a_forgery(network, folder):
     """A peer's fork choice; and a stranger whose chain only its own made-up identities have signed."""
     run = Run(folder / "run").commit(3)
     forged = run.fork(folder / "forged", [Identity.generate() for _ in range(4)]).commit(5)
-    stranger = await ScriptedDonor(network.node(), forged).start()
+    return await beside(network, folder, run, forged, forged.state.lineage_id)
+
+
+async def beside(network, folder, run, shown, claimed):
+    """A peer's fork choice; and a donor that claims one lineage, and shows this chain."""
+    stranger = await ScriptedDonor(network.node(), shown).start()
     record = PeerRecord(
-        run_id=RUN, nickname="x", state="training", round=8, lineage_id=forged.state.lineage_id,
-        lineage_weight=2**40, expires_at=1e10,
+        run_id=RUN, nickname="x", state="training", round=8, lineage_id=claimed, lineage_weight=2**40, expires_at=1e10,
     )  # fmt: skip
     position = Position(run.state.round, run.state.lineage_id, run.history.weight)
     store = SimpleNamespace(position=position, history=run.history, valid=True, state=run.state, digest=run.digest)
@@ -69,5 +73,16 @@ async def test_a_chain_that_is_not_followed_is_known_for_seconds(tmp_path):
         assert choice._queue.distrusted == {stranger}
         now[0] += 0.1
         assert not choice.turned_down(stranger)
+    finally:
+        await network.close()
+
+
+async def test_whoever_has_nothing_new_yet_is_not_turned_down(tmp_path):
+    network, run = MemoryNetwork(), Run(tmp_path / "run").commit(3)
+    choice, donor = await beside(network, tmp_path, run, run, "a" * 64)
+    try:
+        await choice.look_around()
+        assert choice._queue.distrusted == {donor}
+        assert not choice.turned_down(donor)
     finally:
         await network.close()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
 
 import pytest
 
+from peer.link.messages import Anchor, Message
 from peer.protocol.line_limits import LineLimits
 from peer.protocol.manifest import parse_manifest
 from peer.swarm.agent import process as agent
@@ -19,6 +21,23 @@ from tests.network.trained import LockstepMember, drive_lockstep, task_of
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.long]
 WARM, ROUNDS = 4, 10
+
+
+@dataclass
+class Instant(Member):
+    """Makes no step while a round is exchanged that all have contributed to. Beside its steps of 10 ms an exchange
+    takes as long as the machine is busy, and what is trained meanwhile counts up to twice an even split alone.
+    """
+
+    together: list[Member] = field(default_factory=list)
+
+    def step(self) -> None:
+        assert self.sync is not None
+        at = min(member.round for member in self.together)
+        if all(member.in_round or member.round > at for member in self.together):
+            self.sync.poll()
+        else:
+            super().step()
 
 
 def committed_tokens(member: Member) -> int:
@@ -51,10 +70,13 @@ def test_a_peer_ten_times_slower_costs_the_others_nothing_and_its_work_counts(
     make_swarm: Callable[..., TestSwarm]
 ) -> None:
     swarm = make_swarm(steps=20, min_group=3, recipe="name: paba, aggregator: mean")
+    swarm.kind = Instant
     swarm.bootstrap()
     members = swarm.add("a", "b", "c")
     fast, _, slow = members
     slow.pace = 10
+    for member in cast("list[Instant]", members):
+        member.together = members
     assert min(counted(swarm, members)) > 0.95
     assert {len(record.members) for record in fast.committed if record.round > WARM} == {3}
     rates = [sum(weights_of(member, WARM)) / len(weights_of(member, WARM)) for member in (fast, slow)]
@@ -102,6 +124,18 @@ def with_boaster(swarm: TestSwarm, name: str) -> None:
     )
 
 
+@dataclass
+class Allotted(Member):
+    """Notes how many steps each round allots to it, by the number of the round before."""
+
+    steps: dict[int, int] = field(default_factory=dict)
+
+    def on_message(self, message: Message) -> None:
+        super().on_message(message)
+        if isinstance(message, Anchor) and message.steps is not None:
+            self.steps[message.round] = message.steps
+
+
 def shares_of(members: list[Member], payload: int) -> list[dict[int, float]]:
     """Of each member by round: the share that it reduced. A butterfly of three sends P (1 + s)."""
     return [{record.round: record.bytes_sent / payload - 1.0 for record in member.committed} for member in members]
@@ -113,19 +147,23 @@ def test_claims_of_ten_times_the_speed_and_bandwidth_move_no_share_once_it_is_me
     swarm = make_swarm(steps=20, hidden=128, min_group=3, recipe="name: paba, aggregator: mean")
     swarm.limits = {name: LineLimits(up_mbit=17.0) for name in "abc"}  # in the middle of a half octave
     with_boaster(swarm, "c")
+    swarm.kind = Allotted
     swarm.bootstrap()
-    members = swarm.add("a", "b", "c")
+    members = cast("list[Allotted]", swarm.add("a", "b", "c"))
     swarm.drive(lambda: all(member.round >= WARM + ROUNDS for member in members), 200.0)
     payload = 4 * members[0].sync.memory.anchor.numel()
     shares = shares_of(members, payload)
-    rounds = sorted(set.intersection(*map(set, shares)))
+    rounds = sorted(set.intersection(*map(set, shares), *(set(member.steps) for member in members)))
     assert max(shares[2][number] for number in rounds) <= 2 / 3 + 0.02  # twice the even part, at the most
     assert min(shares[0][number] + shares[1][number] for number in rounds) >= 1 / 3 - 0.02
     last = [sum(own[number] for number in rounds[-5:]) / 5 for own in shares]
     assert last == pytest.approx([1 / 3] * 3, abs=0.15)  # lines are read to half octaves; one moves .14 of three
-    steps = [member.sync._allotted for member in members]
-    assert sum(steps) == pytest.approx(60, abs=3)
-    assert max(steps) <= 1.25 * min(steps)  # the tokens of a round, which all count, are the speed
+    allotted = [[member.steps[number] for member in members] for number in rounds]
+    assert {sum(steps) for steps in allotted} == {60}
+    # The tokens of a round, which all count, are the speed. Who hears of a round late contributes late, and has that
+    # many tokens more in one round and fewer in the next: of several together nothing is left of it.
+    typical = [sum(steps) / 5 for steps in zip(*allotted[-5:], strict=True)]
+    assert max(typical) <= 1.25 * min(typical)
 
 
 def test_a_claim_of_ten_times_the_bandwidth_moves_no_ratio_once_it_is_measured(
@@ -136,13 +174,14 @@ def test_a_claim_of_ten_times_the_bandwidth_moves_no_ratio_once_it_is_measured(
     manifest = parse_manifest(swarm.manifest_text.encode(), "test")
     task = task_of(manifest)
     swarm.kind, swarm.shapes = partial(LockstepMember, manifest=manifest), task.layout.shapes
-    swarm.limits = {name: LineLimits(up_mbit=17.0) for name in "abc"}
+    # in the middle of a half octave, and so slow that this is what the others see, however busy the machine is
+    swarm.limits = {name: LineLimits(up_mbit=17.0 / 8) for name in "abc"}
     with_boaster(swarm, "c")
     swarm.bootstrap()
     members = cast("list[LockstepMember]", swarm.add("a", "b", "c"))
     for index, member in enumerate(members):
         member.batches = task.batches(index)
-    drive_lockstep(swarm, lambda: all(len(member.committed) >= WARM + ROUNDS for member in members))
+    drive_lockstep(swarm, lambda: all(len(member.committed) >= WARM + ROUNDS for member in members), 120.0)
     sent = [{record.round: record.bytes_sent for record in member.committed} for member in members]
     parts = [
         [own[number] / sum(each[number] for each in sent) for own in sent]

@@ -142,7 +142,7 @@ def assemble(
     sync = _synchroniser(connection, recipe, local, (optimizer, state.reset), limits, on_message)
     if resumed is not None:
         _resume(resumed, recipe, state, sync)
-    hook.limit = ComputeLimit.of(recipe.straggler.timeout, device)
+    hook.limit = ComputeLimit.of(recipe.straggler.timeout, device, recipe.gradients_per_step)
     rate = rate_of(plan, sync, resumed is not None)
     trainer = trainer_of(leader, model.train(), optimizer, inner, rate, hook=hook, compute=compute)
     return Peer(

@@ -73,7 +73,7 @@ class RankWorker:
         layout, inner = FlatLayout.of(model, recipe.cut), recipe.inner_settings(plan.manifest.inner)
         self._optimizer: Any = self._optimizer_of(recipe, model, layout, inner, compute.eight_bit)
         hook, second = hook_of(recipe.local, model, layout, self._optimizer, inner, compute, again)
-        hook.limit = ComputeLimit.of(recipe.straggler.timeout, device)
+        hook.limit = ComputeLimit.of(recipe.straggler.timeout, device, recipe.gradients_per_step)
         parts: list[RankPart | InnerMoments] = [
             RankPart(layout, one, ranks) for one in (model, second) if one is not None
         ]

@@ -53,6 +53,11 @@ class Batch:
         self.__dict__["tokens"] = tokens
         return self
 
+    def first(self, sequences: int) -> Batch:
+        """The first so many sequences."""
+        positions_bt = None if self.positions_bt is None else self.positions_bt[:sequences]
+        return Batch(self.inputs_bt[:sequences], self.labels_bt[:sequences], positions_bt)
+
     def micro_batches(self, sequences: int) -> list[Batch]:
         """Consecutive cuts of so many sequences; the last one may have fewer."""
         inputs, labels = torch.split(self.inputs_bt, sequences), torch.split(self.labels_bt, sequences)

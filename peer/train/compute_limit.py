@@ -24,22 +24,27 @@ class ComputeLimit:
     Args:
         policy: the recipe's; with `tau_s` None the limit is chosen from measured times of this peer's micro-batches.
         device: where they are computed.
+        passes: forward and backward passes that a step makes over each micro-batch; the first is timed for all.
         clock: seconds, monotonic.
 
     Attributes:
         tau_s: None as long as it is not chosen.
+        fixed: whether what was dropped counts as zeros in the mean.
     """
 
-    def __init__(self, policy: ComputeTimeout, device: torch.device, clock: Clock = time.perf_counter) -> None:
-        self.tau_s, self._device, self._clock = policy.tau_s, device, clock
+    def __init__(
+        self, policy: ComputeTimeout, device: torch.device, passes: int = 1, clock: Clock = time.perf_counter
+    ) -> None:
+        self.tau_s, self.fixed = policy.tau_s, policy.fixed
+        self._device, self._passes, self._clock = device, passes, clock
         self._times, self._own = list[list[float]](), list[float]()
         self._waited_s = np.inf  # the shortest pause between two steps: what the exchange takes the slowest peer
         self._began = self._ended = clock()
 
     @classmethod
-    def of(cls, policy: ComputeTimeout | None, device: torch.device) -> ComputeLimit | None:
+    def of(cls, policy: ComputeTimeout | None, device: torch.device, passes: int = 1) -> ComputeLimit | None:
         """None for a recipe without one."""
-        return None if policy is None else cls(policy, device)
+        return None if policy is None else cls(policy, device, passes)
 
     def begin(self) -> None:
         """A step begins."""
@@ -53,7 +58,7 @@ class ComputeLimit:
         self._ended = self._clock()
         passed = self._ended - self._began
         self._own.append(passed - sum(self._own))
-        return self.tau_s is None or passed * (1 + 1 / len(self._own)) <= self.tau_s
+        return self.tau_s is None or self._passes * passed * (1 + 1 / len(self._own)) <= self.tau_s
 
     def end(self) -> None:
         """A step has ended; after enough of them the limit is chosen."""

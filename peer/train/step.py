@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -89,7 +90,7 @@ class Trainer:
         self._device, self._lr_at, self._clock = model.device, lr_at, clock
         self._loss = LanguageLoss(model, autocast(self._device, compute.precision), inner.router_loss)
         self._scale = LossScale() if compute.precision == "fp16" else None
-        self._computed = 0
+        self._computed = self._rows = 0  # tokens of all ranks and sequences of this one, of the present step
         self._halve_on_out_of_memory = compute.auto_micro_batch
         self._ranks, self._trained = compute.ranks, [p for p in model.parameters() if p.requires_grad]
 
@@ -99,8 +100,8 @@ class Trainer:
         Args:
             batch: a batch, or int64 [B, T + 1]: the first T tokens of a row are inputs, the last T labels.
         """
-        started, rate, batch = self._clock(), self._lr_at(), Batch.of(batch)
-        loss, norm = self._gradients(batch)
+        started, rate = self._clock(), self._lr_at()
+        loss, norm, learned = self._gradients(Batch.of(batch))
         skipped = not (math.isfinite(loss) and math.isfinite(norm))
         if skipped:
             self._skip(loss, norm)
@@ -113,44 +114,54 @@ class Trainer:
             self.optimizer.step()
             self.hook.after_step(rate)
         self.optimizer.zero_grad(set_to_none=True)
-        self.hook.end(batch, rate)
+        self.hook.end(learned, rate)
         tokens = 0 if skipped else self._computed
         seconds = self._clock() - started
         return StepResult(
             loss=loss, tokens=tokens, grad_norm=norm, learning_rate=rate, seconds=seconds, skipped=skipped
         )
 
-    def _gradients(self, batch: Batch) -> tuple[float, float]:
-        """-> (loss, norm of the gradient before it was clipped); an overflow of fp16 is tried again, scaled less."""
+    def _gradients(self, batch: Batch) -> tuple[float, float, Batch]:
+        """-> (loss, norm of the gradient before it was clipped, what of the batch was computed in time); an overflow of
+        fp16 is tried again, scaled less.
+        """
         while True:
-            loss = self._unscaled(batch)
-            self.hook.on_gradient(lambda: self._unscaled(batch))
+            loss = self._unscaled(batch, self.hook.limit)
+            learned = self._in_time(batch)
+            self.hook.on_gradient(partial(self._unscaled, learned))
             norm = whole(nn.utils.clip_grad_norm_(self.model.parameters(), self._max_grad_norm))
             # One transfer for both numbers: each would stall the device on its own.
             loss_value, norm_value = torch.stack([loss, norm]).tolist()
             if self._scale is None or math.isfinite(norm_value):
                 break
             if not (math.isfinite(loss_value) and self._scale.shrink()):
-                return loss_value, norm_value
+                return loss_value, norm_value, learned
             self.hook.forget()
             self.optimizer.zero_grad(set_to_none=True)
         if self._scale is not None:
             self._scale.grow()
-        return loss_value, norm_value
+        return loss_value, norm_value, learned
 
-    def _unscaled(self, batch: Batch) -> Tensor:
+    def _in_time(self, batch: Batch) -> Batch:
+        """What of it was computed before the time limit, with the tokens that its mean is over."""
+        limit = self.hook.limit
+        if limit is None:
+            return batch
+        return batch.first(self._rows).counting(batch.tokens if limit.fixed else self._computed)
+
+    def _unscaled(self, batch: Batch, limit: ComputeLimit | None = None) -> Tensor:
         """As `_recovering`, without the factor of fp16."""
-        loss = self._recovering(batch)
+        loss = self._recovering(batch, limit)
         if self._scale is not None:
             self._scale.unscale_([p.grad for p in self.model.parameters() if p.grad is not None])
         return loss
 
-    def _recovering(self, batch: Batch) -> Tensor:
+    def _recovering(self, batch: Batch, limit: ComputeLimit | None) -> Tensor:
         """The loss, and its gradient; what a device cannot do is tried again by all in a smaller or a plainer way."""
         while True:
             loss, problem, reason = None, Problem.NONE, ""
             try:
-                loss = self._accumulate(batch)
+                loss = self._accumulate(batch, limit)
             except Exception as error:
                 if self._ranks.sharded and is_out_of_memory(error):  # the other ranks wait for this one's part
                     raise out_of_memory(self._device, self.micro_batch or len(batch.inputs_bt)) from None
@@ -161,41 +172,43 @@ class Trainer:
             worst = self._ranks.agree(problem, self._trained)
             if worst == Problem.NONE:
                 assert loss is not None
-                return self._of_all_ranks(batch, loss)
+                return self._of_all_ranks(batch, loss, limit)
             self.optimizer.zero_grad(set_to_none=True)
             if worst == Problem.COMPILER:
                 uncompile(self.model, reason or "on another device")
             elif not self._halve(batch):
                 raise out_of_memory(self._device, self.micro_batch or len(batch.inputs_bt))
 
-    def _of_all_ranks(self, batch: Batch, loss: Tensor) -> Tensor:
-        """The gradients of all ranks added up; the mean over what was computed in time."""
+    def _of_all_ranks(self, batch: Batch, loss: Tensor, limit: ComputeLimit | None) -> Tensor:
+        """The gradients of all ranks added up; the mean over what was computed in time, unless the recipe fixes it."""
         loss = self._ranks.add_up(self._trained, loss)
-        if self.hook.limit is None:
+        if limit is None:
             return loss
         (self._computed,) = self._ranks.totals([self._computed])
         share = batch.tokens / max(1, self._computed)
         for parameter in self._trained:
-            if parameter.grad is not None:
+            if parameter.grad is not None and not limit.fixed:
                 parameter.grad.mul_(share)
         return loss * share
 
-    def _accumulate(self, batch: Batch) -> Tensor:
+    def _accumulate(self, batch: Batch, limit: ComputeLimit | None) -> Tensor:
         micro_batches = batch.micro_batches(self.micro_batch or len(batch.inputs_bt))
         scale = (1.0 if self._scale is None else self._scale.value) * self._ranks.mean_of
-        if self.hook.limit is not None:
-            return self._accumulate_in_time(batch, micro_batches, self.hook.limit, scale)
+        if limit is not None:
+            return self._accumulate_in_time(batch, micro_batches, limit, scale)
         losses = [self._loss.backward(micro.to(self._device), batch.tokens, scale) for micro in micro_batches]
-        self._computed = batch.tokens
+        if self.hook.limit is None:
+            self._computed = batch.tokens
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
     def _accumulate_in_time(self, batch: Batch, micros: list[Batch], limit: ComputeLimit, scale: float) -> Tensor:
         """Of the micro-batches that end in time, of the first one at least."""
-        losses, self._computed = [], 0
+        losses, self._computed, self._rows = [], 0, 0
         limit.begin()
         for micro in micros:
             losses.append(self._loss.backward(micro.to(self._device), batch.tokens, scale))
             self._computed += micro.tokens
+            self._rows += len(micro.inputs_bt)
             late = not limit.allows_another()
             if self._ranks.sharded:  # all make the same micro-batches: each gathers from all
                 late = any(self._ranks.largest([late]))

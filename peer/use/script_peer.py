@@ -276,8 +276,8 @@ class ScriptPeer:
 
 def check_recipe(recipe: Recipe) -> None:
     """Raise UserError where a recipe changes steps themselves, which are the script's."""
-    own_loop = recipe.local.replays or recipe.local.reads_anchor or recipe.moments is not None
-    if recipe.payload != "delta" or recipe.votes is not None or own_loop:
+    rule, own = recipe.local, recipe.payload == "delta" and recipe.votes is None and recipe.straggler.timeout is None
+    if not own or rule.replays or rule.reads_anchor or recipe.moments is not None:
         raise UserError(
             f"recipe {recipe.name} changes the steps of a peer, and so needs the training loop of `atoll join`",
             "ask the organiser for one that exchanges what several steps made, such as diloco or lagoon",

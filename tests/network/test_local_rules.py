@@ -45,6 +45,8 @@ RECIPES = {
     "snoo": "name: snoo",
     "restarted-diloco": "name: restarted-diloco",
     "des-loc": "name: des-loc, moments: {first: 2, second: 3}",
+    "time-limit": "name: diloco, straggler: {name: compute-timeout, tau_s: 1.0e-9}",  # one micro-batch is in time
+    "time-limit-fixed": "name: fedglomo, straggler: {name: compute-timeout, tau_s: 1.0e-9, normalise: fixed}",
 }
 LASTING = {"covenant": 30, "pier": 30}  # rounds; no other needs to know how many
 SPEEDS = {"paba": {1.0: 5, 0.4: 2}}  # and the steps of a peer that is as fast, beside two of speed 1
@@ -57,7 +59,8 @@ def at_end(member: Member, links: int) -> bool:
 
 
 @pytest.mark.parametrize("name", [  # the others see the same parts of a peer
-    name if name == "eager-diloco" else pytest.param(name, marks=pytest.mark.long) for name in RECIPES
+    name if name in ("eager-diloco", "time-limit-fixed") else pytest.param(name, marks=pytest.mark.long)
+    for name in RECIPES
 ])  # fmt: skip
 def test_three_peers_go_the_simulators_way_through_a_kill_and_with_a_newcomer(
     make_swarm: Callable[..., TestSwarm], name: str

@@ -23,6 +23,7 @@ RECIPES = {
     "gpa": "name: gpa, aggregator: mean, average: 0.9",
     "sparse-block": "name: sparse-block, aggregator: mean, compressor: randomblock0.2+fp32",
     "dropcompute": "name: dropcompute, aggregator: mean, straggler: {tau_s: 1.0e-9}",  # one micro-batch is in time
+    "dropcompute-fixed": "name: dropcompute, aggregator: mean, straggler: {tau_s: 1.0e-9, normalise: fixed}",
     "dct-threshold": "name: dct-threshold, aggregator: mean, compressor: threshold0.05@2+fp32",
     "fusionllm-adatopk": "name: fusionllm-adatopk, aggregator: mean, allocator: {base_ratio: 0.2}",
 }

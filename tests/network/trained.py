@@ -70,7 +70,10 @@ class TrainedMember(Member):
         layout, optimizer = FlatLayout.of(model), build_optimizer(model, inner)
         hook, again = hook_of(recipe.local, model, layout, optimizer, inner)
         second = trajectory_of(recipe.local, layout, again, partial(ModelReplica, layout))
-        self.trainer = Trainer(model, optimizer, inner, lambda: inner.learning_rate, hook=hook)
+        timeout = recipe.straggler.timeout
+        hook.limit = ComputeLimit.of(timeout, model.device, recipe.gradients_per_step)
+        compute = Compute(micro_batch=micro_batch_of(timeout, inner.batch_sequences))
+        self.trainer = Trainer(model, optimizer, inner, lambda: inner.learning_rate, compute=compute, hook=hook)
         self.parameters = ModelReplica(layout, model)
         moments = moments_of(recipe, model, layout, optimizer, None, 1)
         return LocalAnchor(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from peer.data.tokenizer import ByteTokenizer
 from peer.errors import UserError
 from peer.free_weights import layout_of, layout_of_file, read_weights
 from peer.genesis import built_genesis
+from peer.outer.policy.straggler import ComputeTimeout
 from peer.outer.recipe.plan import RunPlan
 from peer.outer.recipe.published import RECIPES
 from peer.outer.recipe.recipe import Recipe
@@ -98,6 +100,7 @@ def test_recipes_that_change_the_steps_themselves_are_refused() -> None:
     fine = {name for name, recipe in RECIPES.items() if allowed(recipe)}
     assert {"lagoon", "diloco", "streaming-diloco", "sparseloco", "fedadam", "eager-diloco"} <= fine
     assert not fine & {"ddp", "demo", "distro", "fedprox", "fedglomo", "selsync"}
+    assert not allowed(replace(RECIPES["diloco"], straggler=ComputeTimeout(tau_s=1.0)))
 
 
 def test_a_swarm_outside_of_its_block_says_so(tmp_path: Path) -> None:

@@ -199,12 +199,14 @@ class ComputeTimeout(StragglerPolicy):
     The round itself waits for all: no peer computes for long after tau.
 
     Attributes:
-        tau_s: infinity is plain data parallelism; None takes `choose_timeout`'s from measured times.
+        tau_s: infinity drops nothing; None takes `choose_timeout`'s from measured times.
         normalise: divide the sum of gradients by the micro-batches "computed", or by the "fixed" number planned.
+        deadline_s: after the first arrival, start without the others; see `within`.
     """
 
     tau_s: float | None = math.inf
     normalise: Literal["computed", "fixed"] = "computed"
+    deadline_s: float | None = field(default=None, metadata={"bound": True})
 
     def __post_init__(self) -> None:
         if self.tau_s is not None and not self.tau_s > 0.0:
@@ -216,24 +218,23 @@ class ComputeTimeout(StragglerPolicy):
     def timeout(self) -> ComputeTimeout:
         return self
 
+    @property
+    def fixed(self) -> bool:
+        """Whether what was dropped counts as zeros in the mean."""
+        return self.normalise == "fixed"
+
+    def within(self, seconds: float) -> ComputeTimeout:
+        return replace(self, deadline_s=seconds)
+
     def count(self, times: Sequence[float]) -> int:
         """How many of the micro-batches, of these durations in seconds, are finished by tau; may be 0."""
         assert self.tau_s is not None, "choose a timeout first"
         return sum(finished <= self.tau_s for finished in itertools.accumulate(times))
 
-    def divisor(self, counts: Sequence[int], micro_batches: int) -> int:
-        """What the sum of all members' micro-batch gradients is divided by; at least 1.
-
-        Args:
-            counts: micro-batches computed by each member.
-            micro_batches: planned for each member.
-        """
-        return max(1, sum(counts) if self.normalise == "computed" else len(counts) * micro_batches)
-
     def next_decision(
         self, expected: Sequence[int], arrived: Mapping[int, float], closed: Rosters = ()
     ) -> Close | None:
-        return WaitAll().next_decision(expected, arrived, closed)
+        return WaitAll(deadline_s=self.deadline_s).next_decision(expected, arrived, closed)
 
 
 def check_seconds(name: str, value: float | None) -> None:

@@ -100,7 +100,7 @@ class RunPlan:
     @property
     def weight_rule(self) -> WeightRule:
         """What the contributions of a roster weigh."""
-        return replace(WeightRule.of(self.manifest.trust, self.nominal_tokens), alike=self.recipe.shares_mean)
+        return replace(WeightRule.of(self.manifest.trust, self.nominal_tokens), alike=self.recipe.alike)
 
     @property
     def claim_rule(self) -> ClaimRule:
@@ -148,7 +148,7 @@ class RunPlan:
         victim = "its group" if recipe.gossips else "it"
         warning = "" if recipe.aggregator.robust else f" (one malicious peer can ruin {victim})"
         weights = f"weights up to {trust.largest_weight} x the median"
-        if recipe.payload == "parameters":
+        if recipe.payload == "parameters" or recipe.alike:
             weights = "all members weigh alike"
         elif trust.probation_rounds and not recipe.gossips:
             weights += f", newcomers of less than {trust.probation_rounds} rounds {trust.newcomers_share:.0%} together"

@@ -230,6 +230,14 @@ class Recipe:
         return self.payload == "parameters" and not self.gossips
 
     @property
+    def alike(self) -> bool:
+        """Whether all contributions to a shared anchor weigh alike: gradients, too, in which what a time limit dropped
+        counts as zeros.
+        """
+        fixed = self.straggler.timeout is not None and self.straggler.timeout.fixed
+        return self.shares_mean or (self.payload == "gradient" and fixed)
+
+    @property
     def gossips(self) -> bool:
         """Whether a round is of the peers that a topology draws, each with a state of its own."""
         return not isinstance(self.topology, AllPeers)

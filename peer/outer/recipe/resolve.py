@@ -73,14 +73,7 @@ def _both_lack(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
     schedule, straggler = recipe.schedule, recipe.straggler
     if isinstance(schedule, Timer) and schedule.rate > 1.0:
         yield "schedule", "several rounds after one step are not built", "set schedule: {name: timer, rate: 1}"
-    if straggler.timeout is not None and recipe.payload != "gradient":
-        yield (
-            "straggler", "a time limit for the steps of long rounds is not built",
-            "let the speed of each peer decide: allocator: time-balanced",
-        )
-    elif straggler.timeout is not None and straggler.timeout.normalise != "computed":
-        yield "straggler", "a sum over the planned micro-batches is not built", "set normalise: computed"
-    elif isinstance(straggler, WaitAll) and straggler.deadline_s is not None:
+    if isinstance(straggler, WaitAll) and straggler.deadline_s is not None:
         yield (
             "straggler", f"how long a round waits ({straggler.deadline_s:g} s) is a number of the run, not its recipe",
             f"set rounds: {{straggler_wait_s: {straggler.deadline_s:g}}} and leave deadline_s out",

@@ -54,6 +54,11 @@ def _payloads(recipe: Recipe) -> Iterator[Refusal]:
             "a peer that misses a round has other parameters, and its gradient belongs to those",
             "set payload: delta, or straggler: wait, without a deadline",
         )
+    if (timeout := recipe.straggler.timeout) is not None and timeout.tau_s is None and not gradient:
+        yield (
+            "a time limit is chosen for peers that wait for the slowest at every step; in a long round they wait once",
+            "set straggler: {name: compute-timeout, tau_s: SECONDS}, or payload: gradient",
+        )
     if recipe.accumulates and not gradient:
         yield "without an inner optimizer there is no delta to send", "set payload: gradient"
     yield from _unused(recipe)

@@ -62,6 +62,7 @@ class Learner:
         base: fp32 [P], the anchor that the peer started from, where it may be an old one (asynchronous rounds).
         own: its share of the round that is under way, where the recipe says so (eager updates).
         draws: of the recipe's local rule, alike on peers that keep pace.
+        share: of the planned micro-batches, in the mean of the present step.
     """
 
     task: Task
@@ -81,6 +82,7 @@ class Learner:
     own: OwnPart | None = None
     draws: Random = field(default_factory=lambda: Random(0))
     skipped: int = 0
+    share: float = 1.0
 
     def step(self, lr: float, fraction: float = 1.0) -> tuple[float, float]:
         """One inner step, or only its gradient when the recipe sends gradients.
@@ -91,9 +93,9 @@ class Learner:
         Returns:
             loss and gradient norm.
         """
-        batch = next(self.batches)
-        if fraction < 1.0:
-            batch = batch[: max(1, round(fraction * len(batch)))]
+        planned, timeout = next(self.batches), self.recipe.straggler.timeout
+        batch = planned if fraction == 1.0 else planned[: max(1, round(fraction * len(planned)))]
+        self.share = len(batch) / len(planned) if timeout is not None and timeout.fixed else 1.0
         before = self.parameters.clone() if self.estimate is not None else None
         if self.recipe.payload == "gradient":
             return self._evaluate(self.parameters, batch)
@@ -157,13 +159,19 @@ class Learner:
         self.spider.begin_round()
 
     def _evaluate(self, parameters: Tensor, batch: Tensor) -> tuple[float, float]:
-        loss = self.task.gradient(parameters, batch, self.gradient)
+        loss = self._gradient_into(self.gradient, parameters, batch)
         return loss, float(self.gradient.norm())
 
     def _gradient_at(self, parameters: Tensor, batch: Tensor) -> Tensor:
         out = torch.empty_like(parameters)
-        self.task.gradient(parameters, batch, out)
+        self._gradient_into(out, parameters, batch)
         return out
+
+    def _gradient_into(self, out: Tensor, parameters: Tensor, batch: Tensor) -> float:
+        loss = self.task.gradient(parameters, batch, out)
+        if self.share < 1.0:
+            out.mul_(self.share)
+        return loss
 
 
 @dataclass

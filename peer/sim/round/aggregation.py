@@ -145,6 +145,8 @@ class Synchroniser:
         return outcome
 
     def _weight(self, contribution: Contribution, replica: SimReplica, round: int, contributors: int) -> float:
+        if self.recipe.alike:
+            return 1.0
         staleness = max(0, round - 1 - replica.base_round)
         return contribution.weight * self.recipe.straggler.weight(staleness, contributors)
 
@@ -209,9 +211,6 @@ class Synchroniser:
         fragment: int, round: int, lr: float,
     ) -> None:
         gradient = self._whole(reads, weights, fragment, len(learners), round)
-        if (timeout := self.recipe.straggler.timeout) is not None:
-            tokens = [int(weight) for weight in weights]
-            gradient.mul_(sum(tokens) / timeout.divisor(tokens, self.nominal_tokens // 2))
         for outer in {id(learner.outer): learner.outer for learner in learners}.values():
             self._step(outer, self.fragments[fragment], Decoded(gradient), round - 1, lr)
             outer.rounds += 1

@@ -250,8 +250,6 @@ def test_a_swarm_runs_every_recipe(name: str) -> None:
     ("selsync", {"straggler": {"name": "quorum", "count": 2}}, "a round that a peer calls for", "straggler: wait"),
     ("diloco", {"straggler": {"name": "backup", "window": 4}}, "a window has nothing to add", "name: quorum"),
     ("diloco", {"straggler": {"deadline_s": 5.0}}, "(5 s) is a number of the run", "{straggler_wait_s: 5}"),
-    ("diloco", {"straggler": {"name": "compute-timeout", "tau_s": 1.0}}, "is not built", "time-balanced"),
-    ("dropcompute", {"straggler": {"normalise": "fixed"}}, "the planned micro-batches is not built", "computed"),
 ], ids=str)
 def test_a_swarm_says_why_it_runs_no_such_part(name: str, overrides: dict[str, Any], what: str, hint: str) -> None:
     spec = RecipeSpec.model_validate({"name": name, **overrides})

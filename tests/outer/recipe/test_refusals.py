@@ -59,6 +59,7 @@ GOSSIP = {"topology": "pairs", "outer": "noloco"}
     ("ddp", {"straggler": {"name": "quorum", "count": 2}}, "a peer that misses a round", "straggler: wait"),
     ("ddp", {"straggler": {"name": "backup", "window": 2}}, "a peer that misses a round", "straggler: wait"),
     ("ddp", {"straggler": {"deadline_s": 5.0}}, "a peer that misses a round", "without a deadline"),
+    ("diloco", {"straggler": "dropcompute"}, "in a long round they wait once", "tau_s: SECONDS"),
     ("demo", {"payload": "delta"}, "without an inner optimizer there is no delta", "payload: gradient"),
     ("ddp", {"local": "fedprox"}, "no local rule looks at an anchor", "local: plain"),
     ("dybw", {"local": "fedprox"}, "no local rule looks at an anchor", "local: plain"),

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from peer.outer.recipe import validation
-from tests.sim.tiny import SGD, close, commits_of, scatter, simulate, spread
+from peer.outer.recipe.published import RECIPES
+from peer.outer.state.gossip_mixing import pair_
+from tests.sim.tiny import SGD, close, commits_of, recipe_of, scatter, simulate, spread
 from tests.sim.tiny_task import StillTask
 
 # noloco -------------------------------------------------------------------------------------------------------------
@@ -39,6 +41,15 @@ def test_the_spread_of_noloco_anchors(
 
 
 # gossip -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_mask_on_a2cid2_keeps_what_it_leaves_out_and_slows_its_flow() -> None:
+    masked = recipe_of("a2cid2", compressor="random0.25+fp32", exchange="gather")
+    (eta, alpha), (whole_eta, whole_alpha) = masked.acceleration(6), RECIPES["a2cid2"].acceleration(6)
+    assert (eta, alpha) == pytest.approx((0.25 * whole_eta, whole_alpha))
+    x, x_tilde = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 2.0, 3.0])
+    pair_(x, x_tilde, torch.tensor([5.0, 0.0, 0.0]), 1.0, torch.tensor([1.0, 0.0, 0.0]))
+    assert (x.tolist(), x_tilde.tolist()) == ([3.0, 2.0, 3.0], [5.0, 2.0, 3.0])
 
 
 def test_a2cid2_without_eta_is_plain_gossip() -> None:

@@ -13,6 +13,7 @@ from peer.errors import UserError
 from peer.outer.aggregate.base import Aggregator, Mean
 from peer.outer.compress.base import Codec
 from peer.outer.compress.feedback import ErrorFeedback
+from peer.outer.compress.randomk import RandomK
 from peer.outer.compress.registry import COMPRESSORS, codec
 from peer.outer.optim.averaged import Averaged, PrimalAveraged, WithSecond
 from peer.outer.optim.every_step import every_step
@@ -202,11 +203,17 @@ class Recipe:
         return self.schedule if isinstance(self.schedule, GradientChange) else None
 
     def acceleration(self, num_peers: int) -> tuple[float, float]:
-        """(eta, alpha_tilde) of A2CiD2 among so many peers, pairs of which meet at every round; zeros without it."""
+        """(eta, alpha_tilde) of A2CiD2 among so many peers, pairs of which meet at every round; zeros without it.
+
+        Under a mask each element meets its partner's that much more rarely: chi1 and chi2 are that much larger.
+        """
         merge, topology = self.merge, self.topology
         if not (isinstance(merge, Accelerated) and isinstance(topology, Neighbours)) or num_peers < 2:
             return 0.0, 0.0
-        eta, alpha_tilde = a2cid2_coefficients(*chi(topology.edges(range(num_peers))))
+        drawn = self.codec()
+        often = drawn.ratio if isinstance(drawn, RandomK) else 1.0
+        chi1, chi2 = chi(topology.edges(range(num_peers)))
+        eta, alpha_tilde = a2cid2_coefficients(chi1 / often, chi2 / often)
         return eta if merge.eta is None else merge.eta, alpha_tilde if merge.alpha_tilde is None else merge.alpha_tilde
 
     @property

@@ -87,8 +87,6 @@ def _gossip_lacks(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
             "sparse payload saves less than half",
             "set exchange: reduce and a dense compressor, or payload: parameters",
         )
-    elif recipe.exchange == "gather" and recipe.merge.second_iterate:
-        yield "exchange", "a mask on the second iterate is not built", "set exchange: reduce and compressor: fp32"
     if recipe.votes is not None:
         yield (
             "schedule", "a call for a round reaches all peers, and a group of a few cannot answer it for all",

@@ -97,12 +97,18 @@ def mix_(x: Tensor, x_tilde: Tensor, eta: float, dt: float) -> None:
         left.copy_(mixed)
 
 
-def pair_(x: Tensor, x_tilde: Tensor, other: Tensor, alpha_tilde: float) -> None:
+def pair_(x: Tensor, x_tilde: Tensor, other: Tensor, alpha_tilde: float, sent: Tensor | None = None) -> None:
     """A pair event, in place, after `mix_`: x~ -= alpha_tilde (x - x_j), then x <- (x + x_j) / 2 (arXiv 2306.08289).
 
-    All fp32 [n]; `other` is the partner's x before the event, the only thing that is sent.
+    Args:
+        x, x_tilde: fp32 [n].
+        other: fp32 [n], the partner's x before the event, as it was decoded; the only thing that is sent.
+        sent: fp32 [n], x as the partner decoded it, where that is not x itself: x_j is then x + other - sent, so that
+            what a codec leaves out stays as it is, and the sum of both x is kept.
     """
     for start, stop in chunks(x.numel(), CHUNK):
         mine, partner = x[start:stop], other[start:stop]
+        if sent is not None:
+            partner = mine + (partner - sent[start:stop])
         x_tilde[start:stop].sub_((mine - partner).mul_(alpha_tilde))
         mine.add_(partner).mul_(0.5)

@@ -228,11 +228,11 @@ class Synchroniser:
         if len(present) < 2:
             return
         sent = [read(0, self.lengths[fragment]).clone() for read in reads]
+        replaces = self.recipe.compressor == "fp32" and not self.recipe.overlap_steps
         if self.recipe.merge.second_iterate:
-            self._acceleration.pair(present, sent)
+            self._acceleration.pair(present, sent, replaces=replaces)
             return
         mixed = self._whole(reads, [1.0] * len(sent), fragment, members, round)
-        replaces = self.recipe.compressor == "fp32" and not self.recipe.overlap_steps
         move_to(mixed, present, sent, self.fragments[fragment], replaces=replaces)
 
     # merges -------------------------------------------------------------------------------------------------------

@@ -31,11 +31,12 @@ class SecondIterates:
             mix_(learner.parameters, learner.estimate, self.eta, float(round - learner.mixed_at))
             learner.mixed_at = round
 
-    def pair(self, learners: Sequence[Learner], sent: Sequence[Tensor]) -> None:
-        """Two learners meet; `sent` is what each sent, fp32 [P]."""
+    def pair(self, learners: Sequence[Learner], sent: Sequence[Tensor], *, replaces: bool) -> None:
+        """Two learners meet; `sent` is what each sent, fp32 [P]; `replaces` as in `move_to`."""
         for index, learner in enumerate(learners):
             assert learner.estimate is not None
-            pair_(learner.parameters, learner.estimate, sent[1 - index], self.alpha_tilde)
+            own = None if replaces else sent[index]
+            pair_(learner.parameters, learner.estimate, sent[1 - index], self.alpha_tilde, own)
 
 
 def move_to(

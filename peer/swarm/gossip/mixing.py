@@ -124,7 +124,7 @@ class Mixture:
         self._recipe, self._state, self._wire = recipe, state, state.wire
         self._codec = self._wire.codec_at(round - 1)
         self._round, self._members, self._me, self._snapshot = round, members, me, snapshot
-        self._deltas = recipe.payload == "delta"
+        self._deltas, self._lossless = recipe.payload == "delta", recipe.compressor == "fp32"
         self._aggregation = Aggregation(recipe.aggregator, list(weights) if self._deltas else [1] * len(members))
         self._acceleration, self._result = mixing.acceleration, torch.empty(state.numel)
         self._ahead = torch.empty(state.numel if recipe.merge.second_iterate else 0)
@@ -149,8 +149,8 @@ class Mixture:
         if self._recipe.merge.second_iterate:
             x, second = self._acceleration.flow(self._state, self._snapshot, start, stop)
             if len(payloads) > 1:
-                other = self._codec.decode(payloads[1 - self._me], stop - start)
-                pair_(x, second, other, self._acceleration.alpha_tilde)
+                own, other = (self._codec.decode(payloads[at], stop - start) for at in (self._me, 1 - self._me))
+                pair_(x, second, other, self._acceleration.alpha_tilde, None if self._lossless else own)
             result.copy_(x)
             torch.sub(second, x, out=self._ahead[start:stop])
             _check_finite(result)
@@ -160,7 +160,7 @@ class Mixture:
             result.copy_(self._snapshot[start:stop])
             if len(payloads) > 1:  # a peer alone keeps its own
                 sent = self._codec.decode(payloads[self._me], stop - start)
-                move_(result, mean, sent, replaces=self._recipe.compressor == "fp32")
+                move_(result, mean, sent, replaces=self._lossless)
             _check_finite(result)
             return
         own = self._state.anchor[start:stop]

@@ -238,7 +238,6 @@ def test_a_swarm_runs_every_recipe(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "overrides", "what", "hint"), [
     ("noloco", {"compressor": "sparseloco"}, "saves less than half", "exchange: reduce"),
-    ("a2cid2", {"compressor": "saps"}, "a mask on the second iterate is not built", "compressor: fp32"),
     ("noloco", {"schedule": "selsync"}, "a call for a round reaches all peers", "topology: all"),
     ("noloco", {"schedule": "streaming-diloco"}, "fragments in gossip are not built", "name: every"),
     ("noloco", {"schedule": {"overlap_steps": 5}}, "takes up the mean when it has come", "overlap_steps: 0"),

@@ -27,6 +27,8 @@ RECIPES = {
     "parameters in pairs": (4, {"name": "fedavg", "payload": "parameters", "topology": "pairs"}),
     "parameters of neighbours": (5, {"name": "a2cid2", "merge": {"name": "mix", "alpha": 0.0}}),
     "a2cid2": (6, {"name": "a2cid2"}),
+    "a2cid2 in 8 bits": (6, {"name": "a2cid2", "compressor": "int8"}),
+    "a2cid2 with a mask": (6, {"name": "a2cid2", "compressor": "random0.3+fp32", "exchange": "gather"}),
     "a2cid2 on a torus": (9, {"name": "a2cid2", "topology": {"graph": "torus"}}),
     "saps": (5, {"name": "saps", "compressor": "random0.1+fp32", "topology": {"refresh": 4}}),
     "parameters in groups": (9, plain_groups(3)),

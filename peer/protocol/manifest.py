@@ -274,7 +274,7 @@ def parse_manifest(text: str | bytes, origin: str, context: Mapping[str, bool] |
         raise UserError(f"manifest {origin} must be a mapping of keys to values, not {type(document).__name__}")
     check_protocol(document.get("protocol", PROTOCOL_VERSION), origin)
     try:
-        manifest = RunManifest.model_validate(document, context=context)
+        manifest = RunManifest.model_validate(_waiting_once(document), context=context)
     except ValidationError as error:
         raise UserError(f"manifest {origin} is not valid", explain_validation(error, RunManifest)) from None
     num_bytes = len(manifest.canonical())
@@ -282,6 +282,17 @@ def parse_manifest(text: str | bytes, origin: str, context: Mapping[str, bool] |
         what = f"manifest {origin} is {num_bytes} bytes with its defaults; the limit is {MAX_MANIFEST_BYTES}"
         raise UserError(what, "shorten model.config")
     return manifest
+
+
+def _waiting_once(document: dict[str, Any]) -> dict[str, Any]:
+    """How long a round waits is one number: a recipe's `deadline_s` is the default of `rounds.straggler_wait_s`."""
+    deadline_s: Any = document
+    for key in ("recipe", "straggler", "deadline_s"):
+        deadline_s = deadline_s.get(key) if isinstance(deadline_s, dict) else None
+    rounds = document.get("rounds", {})
+    if deadline_s is None or not isinstance(rounds, dict) or "straggler_wait_s" in rounds:
+        return document
+    return {**document, "rounds": {**rounds, "straggler_wait_s": deadline_s}}
 
 
 def check_protocol(version: Any, origin: str) -> None:

@@ -69,10 +69,16 @@ class RunPlan:
         A manifest that names an aggregator is obeyed, whatever its mode.
 
         Raises:
-            UserError: as `swarm_recipe` and `Recipe.lasting`; a run that ends by tokens where no anchor counts them;
-                an open run of gossip rounds that no gate can guard, and groups larger than `rounds.max_group`.
+            UserError: as `swarm_recipe` and `Recipe.lasting`; two numbers of how long a round waits; a run that ends by
+                tokens where no anchor counts them; an open run of gossip rounds that no gate can guard, and groups
+                larger than `rounds.max_group`.
         """
-        recipe = swarm_recipe(manifest.recipe)
+        recipe, wait_s = swarm_recipe(manifest.recipe), manifest.rounds.straggler_wait_s
+        if (deadline_s := recipe.straggler.deadline_s) is not None and deadline_s != wait_s:
+            raise UserError(
+                f"recipe.straggler.deadline_s={deadline_s:g} and rounds.straggler_wait_s={wait_s:g}: one must go",
+                "leave either out: a round waits as long as the other says",
+            )
         limit, topology = manifest.rounds.max_group, recipe.topology
         if isinstance(topology, Groups) and topology.size > limit:
             raise UserError(

@@ -11,7 +11,7 @@ from peer.errors import UserError, did_you_mean
 from peer.outer.optim.optimizers import OuterOptimizer
 from peer.outer.policy.backup import Backup
 from peer.outer.policy.schedules import Strided, Timer
-from peer.outer.policy.straggler import Quorum, WaitAll
+from peer.outer.policy.straggler import Quorum
 from peer.outer.recipe.published import RECIPES
 from peer.outer.recipe.recipe import PARTS, Recipe, paced, word_of
 from peer.outer.recipe.validation import LEAST_TO_JUDGE, checked
@@ -70,14 +70,9 @@ def missing_on_a_swarm(recipe: Recipe) -> list[tuple[str, str, str]]:
 
 
 def _both_lack(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
-    schedule, straggler = recipe.schedule, recipe.straggler
+    schedule = recipe.schedule
     if isinstance(schedule, Timer) and schedule.rate > 1.0:
         yield "schedule", "several rounds after one step are not built", "set schedule: {name: timer, rate: 1}"
-    if isinstance(straggler, WaitAll) and straggler.deadline_s is not None:
-        yield (
-            "straggler", f"how long a round waits ({straggler.deadline_s:g} s) is a number of the run, not its recipe",
-            f"set rounds: {{straggler_wait_s: {straggler.deadline_s:g}}} and leave deadline_s out",
-        )
 
 
 def _gossip_lacks(recipe: Recipe) -> Iterator[tuple[str, str, str]]:

@@ -35,7 +35,8 @@ def test_averages_of_parameters_by_fragments() -> None:
     """Gossip of one fragment leaves the others alone."""
     schedule = {"name": "strided", "period": 3, "num_fragments": 3}
     run, commits = commits_of(
-        "dybw", steps=3, schedule=schedule, straggler="wait", task=StillTask(), inner=SGD, prepare=scatter
+        "fedavg", steps=3, schedule=schedule, payload="parameters", topology={"name": "groups", "size": 4},
+        task=StillTask(), inner=SGD, prepare=scatter,
     )
     for commit, after in zip(commits, [*(c.locals for c in commits[1:]), run.locals], strict=True):
         ranges = run.simulation.fragments[commit.fragment]

@@ -9,9 +9,7 @@ from typing import Any
 
 from peer.errors import UserError, did_you_mean
 from peer.outer.optim.optimizers import OuterOptimizer
-from peer.outer.policy.backup import Backup
 from peer.outer.policy.schedules import Strided, Timer
-from peer.outer.policy.straggler import Quorum
 from peer.outer.recipe.published import RECIPES
 from peer.outer.recipe.recipe import PARTS, Recipe, paced, word_of
 from peer.outer.recipe.validation import LEAST_TO_JUDGE, checked
@@ -64,66 +62,25 @@ def swarm_recipe(spec: RecipeSpec) -> Recipe:
 
 
 def missing_on_a_swarm(recipe: Recipe) -> list[tuple[str, str, str]]:
-    """(part, why, what to do instead) for each part that `peer.swarm` and `peer.link` cannot do."""
-    lacks = _gossip_lacks if recipe.gossips else _group_lacks
-    return [*lacks(recipe), *_both_lack(recipe)]
+    """(part, why, what to do instead) for each part that `peer.swarm` and `peer.link` cannot do yet."""
+    return list(_lacks(recipe))
 
 
-def _both_lack(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
+def _lacks(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
     schedule = recipe.schedule
     if isinstance(schedule, Timer) and schedule.rate > 1.0:
         yield "schedule", "several rounds after one step are not built", "set schedule: {name: timer, rate: 1}"
-
-
-def _gossip_lacks(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
-    if recipe.exchange == "gather" and recipe.payload == "delta":
-        yield (
-            "exchange", "with payload delta the members of a group also send their anchors in fp32, beside which a "
-            "sparse payload saves less than half",
-            "set exchange: reduce and a dense compressor, or payload: parameters",
-        )
-    if recipe.votes is not None:
-        yield (
-            "schedule", "a call for a round reaches all peers, and a group of a few cannot answer it for all",
-            "set topology: all",
-        )
-    elif recipe.num_fragments > 1:
+    if recipe.gossips and recipe.num_fragments > 1:
         yield "schedule", "fragments in gossip are not built", "set schedule: {name: every, steps: H}"
-    elif recipe.overlap_steps:
+    elif recipe.gossips and recipe.overlap_steps:
         yield (
             "schedule", "a peer of a group trains on and takes up the mean when it has come: no moment is to be chosen",
             "set overlap_steps: 0",
         )
-    if recipe.allocator.reads_claims:
-        yield (
-            "allocator", "work is divided by what a group's members measured of each other in its round before, and "
-            "each round draws another group", "set allocator: even",
-        )
-
-
-def _group_lacks(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
-    plain = recipe.dense and recipe.votes is None and recipe.num_fragments == 1 and not recipe.overlap_steps
-    if recipe.shares_mean and not plain:
-        yield (
-            "payload", "from an anchor that all share, the mean of deltas is the mean of parameters, and it can be "
-            "sparse, in fragments and late without loss", "set payload: delta",
-        )
-    if recipe.num_fragments > 1 and recipe.overlap_steps > recipe.fewest_steps:
+    elif recipe.num_fragments > 1 and recipe.overlap_steps > recipe.fewest_steps:
         yield (
             "schedule", "rounds of fragments follow each other in one chain: each is merged before the next is sent",
             f"set overlap_steps to at most {recipe.fewest_steps}",
-        )
-    if isinstance(recipe.straggler, Quorum) and recipe.shares_mean:
-        yield (
-            "straggler", "late parameters would undo what the others learned meanwhile",
-            "set payload: delta, or straggler: {name: backup, window: 4}",
-        )
-    elif recipe.straggler.asynchronous and recipe.votes is not None:
-        yield "straggler", "a round that a peer calls for is of all", "set straggler: wait"
-    elif isinstance(recipe.straggler, Backup) and recipe.payload == "delta":
-        yield (
-            "straggler", "an anchor that all share connects all peers in every round: a window has nothing to add",
-            "set straggler: {name: quorum, fraction: 0.5}, or payload: parameters",
         )
 
 

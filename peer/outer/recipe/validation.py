@@ -34,7 +34,9 @@ def checked(recipe: Recipe) -> Recipe:
 
 def validate(recipe: Recipe) -> list[Refusal]:
     """(what contradicts what, what to do) for everything in `recipe` that cannot work together."""
-    kinds = (_payloads, _codecs, _groups, _merges, _allocators, _averages, _stages, _moments)
+    kinds = (
+        _payloads, _codecs, _groups, _gossip, _shared_means, _waits, _merges, _allocators, _averages, _stages, _moments,
+    )  # fmt: skip
     return [refusal for kind in kinds for refusal in kind(recipe)]
 
 
@@ -190,6 +192,58 @@ def _groups(recipe: Recipe) -> Iterator[Refusal]:
             f"outer momentum {most} in gossip lets the anchors drift apart; up to "
             f"{_LARGEST_MOMENTUM} they converge",
             "set outer_momentum: 0.5, as published (arXiv 2506.10911)",
+        )
+
+
+def _gossip(recipe: Recipe) -> Iterator[Refusal]:
+    if not recipe.gossips:
+        return
+    if recipe.exchange == "gather" and recipe.payload == "delta":
+        yield (
+            "with payload delta the members of a group also send their anchors, in fp32: beside these a sparse payload "
+            "saves an eighth of what int4 takes, at most",
+            "set exchange: reduce and a dense compressor, or payload: parameters",
+        )
+    if recipe.votes is not None:
+        yield "a call for a round is to all peers, and a group of a few cannot answer it for all", "set topology: all"
+    if recipe.allocator.reads_claims:
+        yield (
+            "work is divided so that the members of a round are ready together, and each round draws others",
+            "set allocator: even, or topology: all",
+        )
+
+
+def _shared_means(recipe: Recipe) -> Iterator[Refusal]:
+    if not recipe.shares_mean:
+        return
+    if not recipe.dense:
+        yield (
+            "what a mask leaves out differs from peer to peer, and with topology all they share one state",
+            "set topology: {name: groups, size: 4}",
+        )
+    elif recipe.votes is not None or recipe.num_fragments > 1 or recipe.overlap_steps:
+        yield (
+            "from an anchor that all share, the mean of deltas is the mean of parameters, and it can be in fragments, "
+            "late and called for without loss",
+            "set payload: delta",
+        )
+    if isinstance(recipe.straggler, Quorum):
+        yield (
+            "late parameters would undo what the others learned meanwhile",
+            "set payload: delta, or straggler: {name: backup, window: 4}",
+        )
+
+
+def _waits(recipe: Recipe) -> Iterator[Refusal]:
+    if recipe.straggler.asynchronous and recipe.votes is not None:
+        yield (
+            "in a round that a peer calls for, each contributes at its next step: none is late",
+            "set straggler: wait",
+        )
+    elif isinstance(recipe.straggler, Backup) and recipe.payload == "delta":
+        yield (
+            "an anchor that all share connects all peers in every round: a window has nothing to add",
+            "set straggler: {name: quorum, fraction: 0.5}, or payload: parameters",
         )
 
 

@@ -237,17 +237,10 @@ def test_a_swarm_runs_every_recipe(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "overrides", "what", "hint"), [
-    ("noloco", {"compressor": "sparseloco"}, "saves less than half", "exchange: reduce"),
-    ("noloco", {"schedule": "selsync"}, "a call for a round reaches all peers", "topology: all"),
     ("noloco", {"schedule": "streaming-diloco"}, "fragments in gossip are not built", "name: every"),
     ("noloco", {"schedule": {"overlap_steps": 5}}, "takes up the mean when it has come", "overlap_steps: 0"),
-    ("noloco", {"allocator": "time-balanced"}, "each round draws another group", "allocator: even"),
     ("a2cid2", {"schedule": {"name": "timer", "rate": 2.0}}, "several rounds after one step", "rate: 1"),
-    ("dybw", {"schedule": {"steps": 4, "overlap_steps": 2}}, "the mean of deltas is the mean of", "payload: delta"),
     ("streaming-diloco", {"schedule": {"overlap_steps": 60}}, "each is merged before the next", "at most 33"),
-    ("dybw", {"straggler": {"name": "quorum", "count": 2}}, "would undo what the others learned", "name: backup"),
-    ("selsync", {"straggler": {"name": "quorum", "count": 2}}, "a round that a peer calls for", "straggler: wait"),
-    ("diloco", {"straggler": {"name": "backup", "window": 4}}, "a window has nothing to add", "name: quorum"),
 ], ids=str)
 def test_a_swarm_says_why_it_runs_no_such_part(name: str, overrides: dict[str, Any], what: str, hint: str) -> None:
     spec = RecipeSpec.model_validate({"name": name, **overrides})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal, cast
 
 import pytest
@@ -13,10 +14,12 @@ import torch
 from peer.link.messages import LivePeers, Message, RoundEnded
 from peer.outer.record import RoundRecord
 from peer.outer.topology.topologies import Neighbours
+from peer.protocol.manifest import parse_manifest
 from peer.swarm.gossip.group_draw import number_of
 from peer.swarm.gossip.line_meter import spoken
 from tests.network.harness import TestSwarm
 from tests.network.members import Member
+from tests.network.trained import INNER, TrainedMember, all_seen, orders_of, simulated, task_of
 
 pytestmark = pytest.mark.timeout(200)
 MakeSwarm = Callable[..., TestSwarm]
@@ -89,6 +92,39 @@ def test_pairs_come_closer_survive_a_kill_and_take_in_a_newcomer(make_swarm: Mak
     assert late.round >= min(began.values())
     assert "rests on its signer's word alone" in late.log_text()
     swarm.drive(lambda: pairs_since([late], {"late": 0}), 90.0)
+
+
+OVERLAPPED = "schedule: {name: every, steps: 4, overlap_steps: 2}, topology: {name: groups, size: 4}, aggregator: mean"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("recipe", [
+    "name: fedavg, payload: parameters", "name: sparta, compressor: random0.3+fp32",
+    "name: diloco, outer_momentum: 0.5, merge: carry",
+])  # fmt: skip
+def test_peers_take_up_a_mean_as_late_as_the_simulators(make_swarm: MakeSwarm, recipe: str) -> None:
+    swarm = make_swarm(steps=4, wait=20.0, recipe=f"{recipe}, {OVERLAPPED}")
+    manifest = parse_manifest(swarm.manifest_text.encode(), "test")
+    task = task_of(manifest)
+    swarm.kind, swarm.shapes = partial(TrainedMember, manifest=manifest), task.layout.shapes
+    swarm.bootstrap()
+    members = cast("list[TrainedMember]", swarm.add("a", "b", "c"))
+    members.sort(key=lambda member: number_of(member.run_id, member.peer_id))
+    for index, member in enumerate(members):
+        member.batches, member.waits, member.last_step = task.batches(index), True, 1
+    swarm.drive(lambda: all_seen(members))
+    for member in members:
+        member.last_step = 12
+    swarm.drive(lambda: all(len(member.committed) >= 3 and not member.in_round for member in members))
+    assert {len(record.members) for member in members for record in member.committed} == {3}, swarm.explain()
+    learners = simulated(manifest, task, INNER, 12, orders_of(members))
+    for member, learner in zip(members, learners, strict=True):
+        assert member.sync is not None
+        assert member.sync._held is not None  # the simulator's peers have merged at its end
+        member.sync._take_up(member.sync._held)
+        mine = torch.empty_like(learner.parameters)
+        member.parameters.read(mine)
+        torch.testing.assert_close(mine, learner.parameters, rtol=0.0, atol=2e-6)
 
 
 @pytest.mark.long

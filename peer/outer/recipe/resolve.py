@@ -72,11 +72,6 @@ def _lacks(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
         yield "schedule", "several rounds after one step are not built", "set schedule: {name: timer, rate: 1}"
     if recipe.gossips and recipe.num_fragments > 1:
         yield "schedule", "fragments in gossip are not built", "set schedule: {name: every, steps: H}"
-    elif recipe.gossips and recipe.overlap_steps:
-        yield (
-            "schedule", "a peer of a group trains on and takes up the mean when it has come: no moment is to be chosen",
-            "set overlap_steps: 0",
-        )
     elif recipe.num_fragments > 1 and recipe.overlap_steps > recipe.fewest_steps:
         yield (
             "schedule", "rounds of fragments follow each other in one chain: each is merged before the next is sent",

@@ -30,7 +30,7 @@ from peer.outer.state.reduced_update import Update
 from peer.sim.learner.replica import Learner, OuterCopy, SimReplica, clip_
 from peer.sim.round.attacks import with_lies
 from peer.sim.round.contribution import CommittedRound, Contribution, ReadFragment, is_usable, reader, source_of
-from peer.sim.round.mixing import SecondIterates, average_moments, move_to
+from peer.sim.round.mixing import SecondIterates, average_moments, move_to, put_off
 
 FP32_BYTES = 4.0
 
@@ -135,7 +135,12 @@ class Synchroniser:
             return outcome
         try:
             if self.recipe.payload == "parameters":
-                self._gossip([learners[i] for i in good], reads, len(learners), fragment, round)
+                gossip = partial(self._gossip, [learners[i] for i in good], reads, len(learners), fragment, round)
+                if self.recipe.overlap_steps:
+                    moves = put_off([learners[i] for i in good], gossip)
+                    outcome.moves = {sent[i].member: own for i, own in zip(good, moves, strict=True)}
+                else:
+                    gossip()
             elif self.recipe.payload == "gradient":
                 self._gradient(learners, reads, kept, fragment, round, lr)
             else:
@@ -242,6 +247,8 @@ class Synchroniser:
         learner, recipe = replica.learner, self.recipe
         replica.base_round = outcome.round
         if learner is None or recipe.payload == "parameters":
+            for vector, change in outcome.moves.pop(replica.index, ()):
+                vector.add_(change)
             return
         if recipe.payload == "gradient":
             learner.parameters.copy_(learner.outer.anchor)

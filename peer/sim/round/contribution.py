@@ -17,6 +17,8 @@ from peer.sim.world.scenario import PeerProfile
 SLICE = 1 << 17  # elements that travel as one slice: 512 KiB of fp32
 ReadFragment = Callable[[int, int], Tensor]
 """(start, stop) -> the values [start, stop) of a fragment, fp32."""
+Moves = tuple[tuple[Tensor, Tensor], ...]
+"""(vector, what to add to it), both fp32 [P]."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,10 +46,12 @@ class CommittedRound:
     Attributes:
         dropped: members whose contribution was refused.
         anchor_before: fp32 [n], where the merge pulls towards the old anchor.
+        moves: of members that take up a mean of parameters later: by how much it moves each of theirs.
     """
 
     dropped: list[int] = field(default_factory=list)
     anchor_before: Tensor | None = None
+    moves: dict[int, Moves] = field(default_factory=dict)
     round: int = 0
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from peer.outer.math.ranges import Ranges, put, take
 from peer.outer.state.gossip_mixing import mix_, move_, pair_
 from peer.sim.learner.replica import Learner
+from peer.sim.round.contribution import Moves
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,19 @@ def move_to(
         move_(local, mixed, own, replaces=replaces)
         if len(ranges) > 1:
             put(learner.parameters, ranges, local)
+
+
+def put_off(learners: Sequence[Learner], change: Callable[[], None]) -> list[Moves]:
+    """What `change` would add to the parameters of each learner, and to its second iterate; they stay as they are."""
+    own = [[each for each in (learner.parameters, learner.estimate) if each is not None] for learner in learners]
+    before = [[vector.clone() for vector in vectors] for vectors in own]
+    change()
+    moves = []
+    for vectors, olds in zip(own, before, strict=True):
+        moves.append(tuple((vector, vector - old) for vector, old in zip(vectors, olds, strict=True)))
+        for vector, old in zip(vectors, olds, strict=True):
+            vector.copy_(old)
+    return moves
 
 
 def average_moments(learners: Sequence[Learner], due: tuple[bool, bool]) -> None:

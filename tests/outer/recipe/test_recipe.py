@@ -238,7 +238,6 @@ def test_a_swarm_runs_every_recipe(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "overrides", "what", "hint"), [
     ("noloco", {"schedule": "streaming-diloco"}, "fragments in gossip are not built", "name: every"),
-    ("noloco", {"schedule": {"overlap_steps": 5}}, "takes up the mean when it has come", "overlap_steps: 0"),
     ("a2cid2", {"schedule": {"name": "timer", "rate": 2.0}}, "several rounds after one step", "rate: 1"),
     ("streaming-diloco", {"schedule": {"overlap_steps": 60}}, "each is merged before the next", "at most 33"),
 ], ids=str)

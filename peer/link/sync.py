@@ -376,7 +376,7 @@ class SwarmSync:
             self._allotted = message.steps
         self.agent.send(Merged(round=message.round))
         self._on_message(message)
-        if self._next.moments:  # those of this moment, before a further step
+        if not self.schedule.length(self.round + 1):  # of this moment, before a further step
             self._hand_over()
 
     def _revive(self, gone: AgentGoneError) -> None:

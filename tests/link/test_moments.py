@@ -1,4 +1,4 @@
-"""Rounds of moments, between those of parameters: what a trainer hands over, and what it takes up."""
+"""Rounds without a step before them, such as those of moments: what a trainer hands over, and what it takes up."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from peer.link.messages import Snapshot
 from peer.link.supervisor import create_descriptor
 from peer.outer.policy.moments import Desynced
+from peer.outer.policy.schedules import Timer
 from tests.link.fakes import NUMEL, STEPS, Peer
 
 MEANS = (torch.full((NUMEL,), 3.0), torch.full((NUMEL,), 7.0))
@@ -104,3 +105,15 @@ def test_moments_that_are_not_finite_are_dropped_before_they_are_sent(peer: Peer
     sent(peer)
     assert (fresh, peer.sync.drops) == (0, 1)
     assert torch.equal(peer.memory.snapshot, torch.zeros(NUMEL))
+
+
+def test_the_second_of_two_rounds_a_step_follows_the_first_at_once(peer: Peer) -> None:
+    peer.sync.schedule = Timer(rate=2.0)
+    peer.steps(1)
+    for round in (1, 2):
+        assert sent(peer).tokens == (10 if round == 1 else 1)
+        peer.commit(shift=1.0, contributed=round, round=round)
+        peer.sync.poll()
+    assert not peer.agent.take(Snapshot)
+    peer.steps(1)
+    assert sent(peer).tokens == 10

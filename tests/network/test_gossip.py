@@ -146,7 +146,7 @@ def test_a_few_parameters_of_all_bring_peers_together_through_a_kill_and_with_a_
 
 @pytest.mark.long
 @pytest.mark.parametrize(("graph", "names", "rate"), [
-    ("ring", "abcd", 1.0), ("ring", "abcd", 0.5), ("torus", "abcdef", 1.0),
+    ("ring", "abcd", 1.0), ("ring", "abcd", 0.5), ("ring", "abcd", 2.0), ("torus", "abcdef", 1.0),
 ])  # fmt: skip
 def test_neighbours_come_closer_with_a_second_iterate_through_a_kill_and_with_a_newcomer(
     make_swarm: MakeSwarm, graph: Literal["ring", "torus"], names: str, rate: float

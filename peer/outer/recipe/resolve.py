@@ -9,7 +9,7 @@ from typing import Any
 
 from peer.errors import UserError, did_you_mean
 from peer.outer.optim.optimizers import OuterOptimizer
-from peer.outer.policy.schedules import Strided, Timer
+from peer.outer.policy.schedules import Strided
 from peer.outer.recipe.published import RECIPES
 from peer.outer.recipe.recipe import PARTS, Recipe, paced, word_of
 from peer.outer.recipe.validation import LEAST_TO_JUDGE, checked
@@ -67,9 +67,6 @@ def missing_on_a_swarm(recipe: Recipe) -> list[tuple[str, str, str]]:
 
 
 def _lacks(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
-    schedule = recipe.schedule
-    if isinstance(schedule, Timer) and schedule.rate > 1.0:
-        yield "schedule", "several rounds after one step are not built", "set schedule: {name: timer, rate: 1}"
     if recipe.gossips and recipe.num_fragments > 1:
         yield "schedule", "fragments in gossip are not built", "set schedule: {name: every, steps: H}"
     elif recipe.num_fragments > 1 and recipe.overlap_steps > recipe.fewest_steps:

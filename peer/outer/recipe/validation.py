@@ -61,6 +61,11 @@ def _payloads(recipe: Recipe) -> Iterator[Refusal]:
             "a time limit is chosen for peers that wait for the slowest at every step; in a long round they wait once",
             "set straggler: {name: compute-timeout, tau_s: SECONDS}, or payload: gradient",
         )
+    if isinstance(schedule, Timer) and schedule.rate > 1.0 and isinstance(recipe.topology, AllPeers):
+        yield (
+            f"rate={schedule.rate} has several rounds after a step, and after the first one all peers are alike",
+            "set schedule: {name: timer, rate: 1}, or a topology of pairs, groups or neighbours",
+        )
     if recipe.accumulates and not gradient:
         yield "without an inner optimizer there is no delta to send", "set payload: gradient"
     yield from _unused(recipe)

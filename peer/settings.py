@@ -168,7 +168,8 @@ class PeerSettings(BaseModel):
         None, description="run as a client that accepts no inbound connections; unset: auto-detect")
     direct: bool = Field(True, description="use direct TLS connections for large transfers")
     max_upload_mbit: float | None = Field(
-        None, ge=1.0, description="Mbit/s that are sent at most, state for newcomers included; unset: no limit")
+        None, ge=1.0, description="Mbit/s that are sent at most, state for newcomers included, "
+        "but not the directory's few kB/s; unset: no limit")
     max_download_mbit: float | None = Field(None, ge=1.0, description="Mbit/s that are received at most")
     monthly_traffic_gb: float | None = Field(
         None, ge=1.0, description="GB a calendar month at most, sent and received together; unset: no limit")

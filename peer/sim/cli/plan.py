@@ -192,7 +192,7 @@ def plan_table(forecasts: Sequence[Forecast]) -> Table:
     for each, notes in zip(forecasts, remarks, strict=True):
         table.add_row(
             Text(each.label, style="bold"), f"{each.utilisation:.1%}", human_duration(each.round_s),
-            _steps(each), f"{each.gb_a_day:,.1f}", human_count(each.tokens_a_day),
+            _steps(each), f"{each.gb_a_day:,.1f}" if each.gb_a_day else "-", human_count(each.tokens_a_day),
             "-" if each.days is None else human_duration(each.days * DAY_S),
             "-" if each.cost is None else f"{each.cost:,.0f}", each.limit,
             *([Text("; ".join(notes), style="dim")] if any(remarks) else []),

@@ -29,6 +29,10 @@ LEAST_LINK_RATE = 50.0
 GRACE_ROUNDS = 1000  # that are always believed: clocks differ
 
 
+class NothingNewError(ProtocolError):
+    """A donor has no link to show that this node lacks: what it claimed is of a moment before."""
+
+
 class LinkSource(Protocol):
     """Where certificates come from."""
 
@@ -154,6 +158,7 @@ class ChainScout:
         A node with a chain of its own looks at no more than `MOST_LINKS` of another branch: they show who signs it.
 
         Raises:
+            NothingNewError: it has no link after the round that this node leaves no more.
             ProtocolError: it does not verify, does not lead through the newest checkpoint, or leaves this node's chain
                 further back than any verdict could follow.
             StreamClosedError: the donor went away, or sends slower than `LEAST_LINK_RATE`.
@@ -194,8 +199,10 @@ class ChainScout:
             if links and links[0].link.parent == parent:
                 return start, links
             if start <= floor:
-                what = "leaves this one before" if links else "does not reach"
-                raise ProtocolError(f"the chain of {donor} {what} round {floor + 1}")
+                if not links:
+                    error = NothingNewError if own else ProtocolError
+                    raise error(f"the chain of {donor} does not reach round {floor + 1}")
+                raise ProtocolError(f"the chain of {donor} leaves this one before round {floor + 1}")
             start, step = max(floor, start - step), 4 * step
 
     def _floor(self, own: Sequence[Certificate]) -> int:

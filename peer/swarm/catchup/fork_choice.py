@@ -17,7 +17,7 @@ from peer.outer.state.wire_format import AnyUpdate
 from peer.protocol.chain import GivenUp, given_up, shared_links
 from peer.protocol.fork_choice import ForkVerdict
 from peer.protocol.lineage import Certificate, Position, quorum
-from peer.swarm.catchup.chain_scout import ChainRules, ChainScout
+from peer.swarm.catchup.chain_scout import ChainRules, ChainScout, NothingNewError
 from peer.swarm.catchup.donors import DonorQueue, LocalState, helpers
 from peer.swarm.catchup.genesis import fetch_genesis
 from peer.swarm.catchup.history_client import CaughtUp, HistoryClient
@@ -135,6 +135,9 @@ class ForkChoice:
         self._queue.taken(donor)
         try:
             chain = await self._look(donor)
+        except NothingNewError:  # this peer has moved since it chose to look
+            self._queue.distrust(donor, self._node.timing.not_heavier_s)
+            raise
         except ProtocolError as error:
             self._accuse(donor, str(error))
             raise

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from peer.protocol.identity import Identity
 from peer.protocol.lineage import Position
 from peer.protocol.records import PeerRecord
+from peer.swarm.catchup.chain_scout import NothingNewError
 from peer.swarm.catchup.fork_choice import ForkChoice
 from peer.swarm.runtime.timing import STANDARD
 from tests.swarm.donor import Joiner, ScriptedDonor
@@ -84,5 +85,22 @@ async def test_whoever_has_nothing_new_yet_is_not_turned_down(tmp_path):
         await choice.look_around()
         assert choice._queue.distrusted == {donor}
         assert not choice.turned_down(donor)
+    finally:
+        await network.close()
+
+
+async def test_whoever_claims_what_it_cannot_show_any_more_is_left_for_seconds_only(tmp_path):
+    network, run = MemoryNetwork(), Run(tmp_path / "run").commit(3)
+    choice, donor = await beside(network, tmp_path, run, run, "a" * 64)
+    accused = []
+    choice._accuse = lambda donor, why: accused.append((donor, why))
+
+    async def nothing_new(*_):
+        raise NothingNewError("the chain does not reach round 4")
+
+    choice.scout.look = nothing_new
+    try:
+        await choice.look_around()
+        assert (choice._queue.distrusted, accused) == ({donor}, [])
     finally:
         await network.close()

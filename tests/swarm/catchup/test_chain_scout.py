@@ -14,6 +14,7 @@ from peer.protocol.identity import Identity
 from peer.protocol.records import dump_json
 from peer.protocol.wire import HistoryRequest, Kind
 from peer.swarm.catchup import chain_scout
+from peer.swarm.catchup.chain_scout import NothingNewError
 from peer.swarm.catchup.checkpoint_exchange import CheckpointExchange
 from peer.swarm.catchup.history_server import history_name
 from peer.swarm.catchup.newest_checkpoint import NewestCheckpoint
@@ -72,6 +73,17 @@ async def test_a_chain_that_leaves_before_the_checkpoint_is_refused_after_one_lo
     donor = await forger(network, tmp_path, 30)
     with pytest.raises(ProtocolError, match="leaves this one before round 3"):
         await joiner.scout.look(donor.peer_id, 30)
+
+
+async def test_a_donor_that_stands_where_this_peer_does_is_no_liar(network, joiner, tmp_path):
+    organiser, own = Identity.generate(), joiner.history.chain
+    joiner.scout._checkpoints = NewestCheckpoint(tmp_path, RUN, (organiser.peer_id,))
+    place = Checkpoint(run_id=RUN, round=3, lineage_id=own[2].link.id, serial=1, signed_at=1.0)
+    joiner.scout._checkpoints.offer(seal_checkpoint(organiser, place))
+    donor = await ScriptedDonor(network.node(), Run(tmp_path / "same").commit(3)).start()
+    donor.chain = list(own)
+    with pytest.raises(NothingNewError, match="does not reach round 4"):
+        await joiner.scout.look(donor.peer_id, 3)
 
 
 async def test_a_newcomer_reads_no_further_than_to_the_checkpoint_of_a_chain_that_misses_it(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from statistics import median
 from typing import Any, cast
 
 import pytest
@@ -102,6 +103,8 @@ def test_a_line_of_5_mbit_reduces_nothing_and_all_work_counts(make_swarm: Callab
 
 
 CLAIMED = 10.0  # times the truth
+READ_WELL = 17.0  # Mbit/s: the middle of a half octave
+UNSEEN = 2  # rounds that are divided by claims alone: the joins of the second say first what was seen
 
 
 def boast() -> None:
@@ -136,6 +139,13 @@ class Allotted(Member):
             self.steps[message.round] = message.steps
 
 
+def typical_of(rounds: Sequence[Sequence[float]]) -> list[float]:
+    """Of each member in the rounds that are divided by what was seen. A busy machine may hold up frames for a round,
+    whose lines are then read as slower than they are; what a claim does, it does in every round.
+    """
+    return [median(own) for own in zip(*rounds[WARM:], strict=True)]
+
+
 def shares_of(members: list[Member], payload: int) -> list[dict[int, float]]:
     """Of each member by round: the share that it reduced. A butterfly of three sends P (1 + s)."""
     return [{record.round: record.bytes_sent / payload - 1.0 for record in member.committed} for member in members]
@@ -145,7 +155,7 @@ def test_claims_of_ten_times_the_speed_and_bandwidth_move_no_share_once_it_is_me
     make_swarm: Callable[..., TestSwarm]
 ) -> None:
     swarm = make_swarm(steps=20, hidden=128, min_group=3, recipe="name: paba, aggregator: mean")
-    swarm.limits = {name: LineLimits(up_mbit=17.0) for name in "abc"}  # in the middle of a half octave
+    swarm.limits = {name: LineLimits(up_mbit=READ_WELL) for name in "abc"}
     with_boaster(swarm, "c")
     swarm.kind = Allotted
     swarm.bootstrap()
@@ -156,14 +166,12 @@ def test_claims_of_ten_times_the_speed_and_bandwidth_move_no_share_once_it_is_me
     rounds = sorted(set.intersection(*map(set, shares), *(set(member.steps) for member in members)))
     assert max(shares[2][number] for number in rounds) <= 2 / 3 + 0.02  # twice the even part, at the most
     assert min(shares[0][number] + shares[1][number] for number in rounds) >= 1 / 3 - 0.02
-    last = [sum(own[number] for number in rounds[-5:]) / 5 for own in shares]
-    assert last == pytest.approx([1 / 3] * 3, abs=0.15)  # lines are read to half octaves; one moves .14 of three
+    typical = typical_of([[own[number] for own in shares] for number in rounds])
+    assert typical == pytest.approx([1 / 3] * 3, abs=0.15)  # lines are read to half octaves; one moves .14 of three
     allotted = [[member.steps[number] for member in members] for number in rounds]
-    assert {sum(steps) for steps in allotted} == {60}
-    # The tokens of a round, which all count, are the speed. Who hears of a round late contributes late, and has that
-    # many tokens more in one round and fewer in the next: of several together nothing is left of it.
-    typical = [sum(steps) / 5 for steps in zip(*allotted[-5:], strict=True)]
-    assert max(typical) <= 1.25 * min(typical)
+    assert all(60 <= sum(steps) <= 62 for steps in allotted)  # who would have none makes one
+    steps = typical_of(allotted)
+    assert max(steps) <= 1.25 * min(steps)  # the tokens of a round, which all count, are the speed
 
 
 def test_a_claim_of_ten_times_the_bandwidth_moves_no_ratio_once_it_is_measured(
@@ -174,8 +182,7 @@ def test_a_claim_of_ten_times_the_bandwidth_moves_no_ratio_once_it_is_measured(
     manifest = parse_manifest(swarm.manifest_text.encode(), "test")
     task = task_of(manifest)
     swarm.kind, swarm.shapes = partial(LockstepMember, manifest=manifest), task.layout.shapes
-    # in the middle of a half octave, and so slow that this is what the others see, however busy the machine is
-    swarm.limits = {name: LineLimits(up_mbit=17.0 / 8) for name in "abc"}
+    swarm.limits = {name: LineLimits(up_mbit=READ_WELL) for name in "abc"}
     with_boaster(swarm, "c")
     swarm.bootstrap()
     members = cast("list[LockstepMember]", swarm.add("a", "b", "c"))
@@ -187,7 +194,6 @@ def test_a_claim_of_ten_times_the_bandwidth_moves_no_ratio_once_it_is_measured(
         [own[number] / sum(each[number] for each in sent) for own in sent]
         for number in sorted(set.intersection(*map(set, sent)))
     ]
-    assert max(part[2] for part in parts) <= 2 / 3 + 0.02
-    assert min(part[at] for part in parts for at in (0, 1)) >= 1 / 6 - 0.02
-    last = [sum(part[at] for part in parts[-5:]) / 5 for at in range(3)]
-    assert last == pytest.approx([1 / 3] * 3, abs=0.1)
+    assert max(part[2] for part in parts[:UNSEEN]) <= 2 / 3 + 0.02
+    assert min(part[at] for part in parts[:UNSEEN] for at in (0, 1)) >= 1 / 6 - 0.02
+    assert typical_of(parts) == pytest.approx([1 / 3] * 3, abs=0.1)

@@ -28,7 +28,7 @@ def demo(replicas, steps, beta=0.999, k=32):
         return out
 
     for _ in range(steps):
-        e = [beta * e_i + clip(lr * r.gradient(), lr) for e_i, r in zip(e, replicas, strict=True)]
+        e = [beta * e_i + lr * clip(r.gradient()) for e_i, r in zip(e, replicas, strict=True)]
         sent = [C(e_i) for e_i in e]
         e = [e_i - s for e_i, s in zip(e, sent, strict=True)]
         for r in replicas:

@@ -156,10 +156,9 @@ def test_the_simulator_ends_where_peers_end_that_make_every_step_together(
         for peer in peers:
             peer.state.rate = rate
             peer.task.gradient(peer.local, next(peer.batches), gradient)
-            factor = rate(number) if recipe.accumulates else 1.0
-            scaled.append(gradient * factor)
             if not recipe.clips_mean:
-                clip_(scaled[-1], peer.inner.max_grad_norm * factor)
+                clip_(gradient, peer.inner.max_grad_norm)
+            scaled.append(gradient * (rate(number) if recipe.accumulates else 1.0))
         if recipe.exchange == "gather":
             update = gathered(peers[0].state, [peer.sender for peer in peers], scaled, [BATCH] * PEERS)
         else:

@@ -101,12 +101,14 @@ class Synchroniser:
     ) -> tuple[float, ReadFragment]:
         codec = self.codecs[fragment].seeded(self._seed(fragment, round))
         lazy = self.recipe.dense and self.recipe.feedback is None and not (overlapped or self.recipe.accumulates)
-        source = source_of(self.recipe, learner, self.fragments[fragment], lr)
+        source = source_of(self.recipe, learner, self.fragments[fragment])
         if lazy:
             return codec.wire_bytes(source.numel), partial(_received, source, compressor(self.recipe.compressor))
         vector = source.read(0, source.numel)
         if self.recipe.payload == "gradient" and not self.recipe.clips_mean:
-            clip_(vector, learner.inner.max_grad_norm * (lr if self.recipe.accumulates else 1.0))
+            clip_(vector, learner.inner.max_grad_norm)
+        if self.recipe.accumulates:
+            vector.mul_(lr)
         try:
             sent = learner.encoders[fragment].encode_decoded(vector, self._seed(fragment, round))
         except NonFiniteError:  # diverged: it sends a vector that every peer rejects

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from peer.outer.compress.base import NonFiniteError, is_finite
-from peer.outer.math.ranges import Ranges, take
+from peer.outer.math.ranges import Ranges
 from peer.outer.math.source import Source
 from peer.outer.recipe.recipe import Recipe
 from peer.sim.learner.replica import Learner
@@ -60,16 +60,13 @@ def reader(vector: Tensor) -> ReadFragment:
     return lambda start, stop: vector[start:stop]
 
 
-def source_of(recipe: Recipe, learner: Learner, ranges: Ranges, lr: float) -> Source:
+def source_of(recipe: Recipe, learner: Learner, ranges: Ranges) -> Source:
     """What the peer has to say for the fragment in `ranges`, before any codec.
 
     Args:
         learner: whose; read when the values are.
-        lr: inner learning rate, which scales a gradient that peers accumulate.
     """
     if recipe.payload == "gradient":
-        if recipe.accumulates:
-            return Source(take(learner.gradient, ranges) * lr, None)
         return Source(learner.gradient, None, ranges)
     anchor = None if recipe.payload == "parameters" else learner.outer.anchor if learner.base is None else learner.base
     if learner.own is not None:

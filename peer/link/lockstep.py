@@ -84,6 +84,11 @@ class LockstepSync(SwarmSync):
             self._await_anchor()
 
     @property
+    def rounds_before(self) -> int:
+        """Rounds before that of the next gradient: those applied, and with overlap the one that is under way."""
+        return self.round + (self._ledger.outstanding is not None)
+
+    @property
     def _waits(self) -> bool:
         """A gradient was handed over and has led to nothing yet; or there is an agent that has no anchor yet."""
         return self._ledger.outstanding is not None or not self._ledger.armed

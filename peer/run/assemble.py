@@ -267,7 +267,8 @@ def rate_of(plan: RunPlan, sync: SwarmSync, resumed: bool) -> Callable[[], float
     """
     manifest, recipe, shared = plan.manifest, plan.recipe, plan.rate
     if shared is not None:
-        return lambda: shared(sync.round)
+        assert isinstance(sync, LockstepSync)
+        return lambda: shared(sync.rounds_before)
 
     def rate() -> float:
         fresh_since = SETTLED_STEPS if resumed and not sync.drops else sync.steps_since_fresh

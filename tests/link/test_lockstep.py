@@ -142,12 +142,14 @@ def test_with_overlap_the_next_gradient_is_computed_while_the_round_runs(late_pe
     peer.sync.after_step(Step())
     assert peer.agent.take(Snapshot) == [Snapshot(sequence=1, tokens=10)]
     assert (peer.sync.round, peer.looks) == (0, 0)  # it did not wait
+    assert peer.sync.rounds_before == 1  # of the next gradient
     peer.commits(Snapshot(sequence=1, tokens=10))
     peer.sync.after_step(Step(tokens=30))
     assert peer.agent.take(Snapshot) == [Snapshot(sequence=2, tokens=30)]
     assert (peer.sync.round, peer.sync.rounds_contributed, peer.sync.dropped) == (1, 1, 0)
     assert torch.equal(peer.replica.flat, torch.arange(NUMEL) - 1.0)
     assert torch.equal(peer.memory.snapshot, torch.full((NUMEL,), 2.0))  # of the anchor before
+    assert peer.sync.rounds_before == 2
 
 
 def test_with_overlap_a_failed_round_is_tried_again_with_its_own_tokens(late_peer):

@@ -20,12 +20,12 @@ from peer.link.local_anchor import LocalAnchor
 from peer.link.lockstep import LockstepSync
 from peer.link.memory import SharedState
 from peer.link.sync import SwarmSync
-from peer.outer.optim.inner_lr import shared_rate
 from peer.outer.policy.moments import Desynced
 from peer.outer.recipe.plan import RunPlan
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.state.flat_layout import FlatLayout
 from peer.protocol.manifest import InnerSpec, RunManifest
+from peer.run.assemble import rate_of
 from peer.run.local_rule import hook_of, trajectory_of
 from peer.run.shared_model import moments_of
 from peer.sim.campaign.simulation import Simulation, SimulationSetup
@@ -97,12 +97,12 @@ class LockstepMember(TrainedMember):
     def local(self, memory: SharedState, recipe: Recipe, fragments: Sequence[int]) -> LocalAnchor:
         assert self.manifest is not None
         model = build_initial_model(self.manifest, ByteTokenizer())
-        layout, rate = FlatLayout.of(model), shared_rate(self.manifest.inner, None)
+        layout, plan = FlatLayout.of(model), RunPlan.of(self.manifest)
         self.kept = KeptGradient(model, layout, scaled=recipe.accumulates)
         inner = recipe.inner_settings(self.manifest.inner)
         timeout = recipe.straggler.timeout
         self.trainer = Trainer(
-            model, self.kept, inner, lambda: rate(self.round),
+            model, self.kept, inner, lambda: rate_of(plan, self.sync, resumed=False)(),
             compute=Compute(micro_batch=micro_batch_of(timeout, inner.batch_sequences)),
         )  # fmt: skip
         self.trainer.hook.limit = ComputeLimit.of(timeout, model.device)

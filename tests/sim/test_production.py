@@ -140,7 +140,7 @@ def test_the_simulator_ends_where_peers_end_that_gather_payloads(name: str, over
 @pytest.mark.parametrize(("name", "optimizer", "overrides"), [
     ("demo", None, {}), ("demo", None, {"compressor": "int8", "exchange": "gather", "feedback": "none"}),
     ("ddp", "adamw", {}), ("ddp", "sgd", {}), ("ddp", "muon", {}), ("ddp", "adamw", {"compressor": "int8"}),
-    ("gpa", "adamw", {}), ("gpa", "muon", {}),
+    ("gpa", "adamw", {}), ("gpa", "muon", {}), ("distro", None, {}),
     ("sparse-block", None, {}),
 ], ids=str)
 def test_the_simulator_ends_where_peers_end_that_make_every_step_together(
@@ -165,10 +165,11 @@ def test_the_simulator_ends_where_peers_end_that_make_every_step_together(
             update = reduced(peers[0].state, scaled, [BATCH] * PEERS)
         for peer in peers:
             peer.settle()
+        before = peers[0].state.anchor.clone()
         digests = {peer.commit(update) for peer in peers}
         assert len(digests) == 1
         for peer in peers:
-            peer.local.copy_(peer.state.anchor)
+            peer.local.copy_(before if recipe.overlap_steps else peer.state.anchor)
     learner = run.simulation.replicas[0].learner
     assert learner is not None
     assert torch.equal(learner.outer.anchor, peers[0].state.anchor)

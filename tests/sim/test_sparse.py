@@ -12,7 +12,8 @@ from torch import Tensor
 from peer.outer.policy.schedules import GradientChange
 from peer.sim.campaign.simulation import Simulation
 from peer.sim.learner.replica import clip_
-from tests.sim.tiny import ADAMW, SGD, close, commits_of, recipe_of, simulate
+from peer.sim.world.scenario import PeerProfile
+from tests.sim.tiny import ADAMW, PUBLISHED, SGD, close, commits_of, recipe_of, simulate
 from tests.sim.tiny_task import TinyTask
 
 # sparse codecs and feedback -----------------------------------------------------------------------------------------
@@ -66,6 +67,15 @@ def test_demo_that_sends_all_steps_along_the_sign(decay: float) -> None:
 
 
 # selsync ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("up_bytes_s", [1e6, 1e2, 50.0])
+def test_distro_makes_the_same_steps_on_every_network(up_bytes_s: float) -> None:
+    """However late its round ends, a step has the rate of the gradients in it."""
+    warming = PUBLISHED.model_copy(update={"warmup_steps": 20})
+    slow = (PeerProfile(up_bytes_s=up_bytes_s),) * 3
+    ends = [simulate("distro", steps=12, peers=3, profiles=profiles, inner=warming) for profiles in (None, slow)]
+    assert torch.equal(ends[0].consensus, ends[1].consensus)
 
 
 def test_selsync_at_its_ends() -> None:

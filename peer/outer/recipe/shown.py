@@ -32,12 +32,8 @@ EVIDENCE: Final = (
         where=("tests/network/test_shared_steps.py", "tests/network/test_every_step.py"),
     ),
     Shown(
-        recipes=("demo",), beside="bit for bit", what=f"{_AGENTS}; no gradient clipped; also as whole peers",
+        recipes=("demo", "distro"), beside="bit for bit", what=f"{_AGENTS}; no gradient clipped; also as whole peers",
         where=("tests/network/test_shared_steps.py", "tests/network/test_every_step.py"),
-    ),
-    Shown(
-        recipes=("distro",), beside="not compared", what="whole peers; equal digests, and a loss that falls",
-        where=("tests/network/test_every_step.py",),
     ),
     Shown(
         recipes=("dct-threshold", "sparse-block", "fusionllm-adatopk"), beside="within 2e-6",

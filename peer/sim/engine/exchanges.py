@@ -88,6 +88,7 @@ class Exchanges:
 
     def _start(self, round: SimRound) -> None:
         round.members = members = tuple(sorted(round.arrived))
+        round.rate = self._swarm.learning_rate(self._swarm.replicas[members[0]], just_made=True)
         self.gathering.started(round, self._sides[round])
         self._begin(round, members)
 
@@ -133,8 +134,7 @@ class Exchanges:
         members = [swarm.replicas[member] for member in round.members]
         sent = [round.contributions[member] for member in round.members]
         if self._wanted(round):
-            rate = swarm.learning_rate(members[0], just_made=True)
-            round.outcome = swarm.sync.commit(members, sent, round.fragment, round.number, rate)
+            round.outcome = swarm.sync.commit(members, sent, round.fragment, round.number, round.rate)
             traffic = self._cost.traffic(round, swarm.sync.wire_bytes(round.fragment))
             swarm.tally.committed += 1
             swarm.tally.count_dropped(round.outcome.dropped)

@@ -27,6 +27,7 @@ class SimRound:
         watchers: peers that joined meanwhile from a member's state; they merge the result like members.
         attempt: counts changes of plan; an event of an earlier plan is void.
         planned: it is known when it will start if no other peer arrives.
+        rate: of the steps that it exchanges; later ones may have been made by its end.
     """
 
     fragment: int
@@ -38,6 +39,7 @@ class SimRound:
     watchers: set[int] = field(default_factory=set)
     attempt: int = 0
     planned: bool = False
+    rate: float = 0.0
     state: State = "gathering"
     members: tuple[int, ...] = ()
     outcome: CommittedRound | None = None

@@ -145,6 +145,40 @@ def test_a_few_parameters_of_all_bring_peers_together_through_a_kill_and_with_a_
 
 
 @pytest.mark.long
+def test_peers_that_share_a_few_parameters_go_the_simulators_way_through_a_kill_and_with_a_newcomer(
+    make_swarm: MakeSwarm,
+) -> None:
+    steps, rounds = 3, 6
+    swarm = make_swarm(steps=steps, recipe="name: sparta, aggregator: mean, compressor: random0.3+fp32", wait=20.0)
+    manifest = parse_manifest(swarm.manifest_text.encode(), "test")
+    task = task_of(manifest)
+    swarm.kind, swarm.shapes = partial(TrainedMember, manifest=manifest), task.layout.shapes
+    swarm.bootstrap()
+    members = cast("list[TrainedMember]", swarm.add("a", "b", "c"))
+    for index, member in enumerate(members):
+        member.batches, member.waits, member.last_step = task.batches(index), True, 1
+    swarm.drive(lambda: all_seen(members))
+    for member in members:
+        member.last_step = steps * rounds
+    swarm.drive(lambda: all(member.round == rounds and not member.in_round for member in members))
+    assert {len(record.members) for member in members for record in member.committed} == {3}, swarm.explain()
+    simulators = [one.parameters for one in simulated(manifest, task, INNER, steps * rounds, orders_of(members))]
+    for member, theirs in zip(members, simulators, strict=True):
+        member.parameters.read(mine := torch.empty_like(theirs))
+        assert torch.equal(mine, theirs)
+    assert all(float((simulators[0] - other).abs().max()) > 1e-3 for other in simulators[1:])  # each its own
+
+    for member in members:
+        member.waits, member.last_step = False, 10**9
+    members.pop().kill()
+    began = counted(members)
+    swarm.drive(lambda: pairs_since(members, began), 90.0)
+    (late,) = cast("list[TrainedMember]", swarm.add("late"))
+    late.batches = task.batches(3)
+    swarm.drive(lambda: sum(len(r.members) == 3 for r in late.committed) >= 3, 90.0)
+
+
+@pytest.mark.long
 @pytest.mark.parametrize(("graph", "names", "rate"), [
     ("ring", "abcd", 1.0), ("ring", "abcd", 0.5), ("ring", "abcd", 2.0), ("torus", "abcdef", 1.0),
 ])  # fmt: skip

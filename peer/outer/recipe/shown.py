@@ -68,7 +68,9 @@ EVIDENCE: Final = (
         where=_GOSSIP,
     ),
     Shown(
-        recipes=("sparta",), beside="not compared", what="agents that come together", where=_GOSSIP[:1],
+        recipes=("sparta",), beside="bit for bit",
+        what="three agents and trainers, AdamW inside; its rounds in memory are the simulator's",
+        where=_GOSSIP,
     ),
     Shown(
         recipes=("a2cid2",), beside="within 1e-6",

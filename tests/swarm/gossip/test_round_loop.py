@@ -31,6 +31,7 @@ RECIPES = {
     "a2cid2 with a mask": (6, {"name": "a2cid2", "compressor": "random0.3+fp32", "exchange": "gather"}),
     "a2cid2 on a torus": (9, {"name": "a2cid2", "topology": {"graph": "torus"}}),
     "saps": (5, {"name": "saps", "compressor": "random0.1+fp32", "topology": {"refresh": 4}}),
+    "sparta": (4, {"name": "sparta", "compressor": "random0.1+fp32"}),
     "parameters in groups": (9, plain_groups(3)),
     "parameters in 8 bits": (6, {**plain_groups(3), "compressor": "int8"}),
     "the median of groups": (9, {**plain_groups(3), "aggregator": "median"}),

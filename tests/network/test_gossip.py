@@ -179,6 +179,24 @@ def test_peers_that_share_a_few_parameters_go_the_simulators_way_through_a_kill_
 
 
 @pytest.mark.long
+def test_peers_come_closer_fragment_by_fragment_through_a_kill_and_with_a_newcomer(make_swarm: MakeSwarm) -> None:
+    schedule = "schedule: {name: strided, period: 6, num_fragments: 3, overlap_steps: 1}"
+    swarm = make_swarm(steps=6, layers=3, wait=1.0, recipe=f"{NOLOCO}, {schedule}")
+    swarm.bootstrap()
+    members = swarm.add("a", "b", "c", "d")
+    began = counted(members)
+    swarm.drive(lambda: pairs_since(members, began))
+    apart = spread(members)
+    for member in members:
+        member.push.zero_()
+    swarm.drive(lambda: spread(members) < 0.1 * apart, 120.0)
+    members.pop().kill()
+    (late,) = swarm.add("late")
+    began = counted([*members, late])
+    swarm.drive(lambda: pairs_since([*members, late], began), 120.0)
+
+
+@pytest.mark.long
 @pytest.mark.parametrize(("graph", "names", "rate"), [
     ("ring", "abcd", 1.0), ("ring", "abcd", 0.5), ("ring", "abcd", 2.0), ("torus", "abcdef", 1.0),
 ])  # fmt: skip

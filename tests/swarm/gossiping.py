@@ -12,7 +12,7 @@ from peer.link.memory import SharedState
 from peer.link.messages import Anchor, RoundEnded, Snapshot, WantSnapshot
 from peer.link.supervisor import create_descriptor
 from peer.outer.compress.registry import compressor
-from peer.outer.recipe.plan import RunPlan, wire_format
+from peer.outer.recipe.plan import RunPlan, fragments_of, wire_format
 from peer.outer.state.outer_state import OuterState
 from peer.outer.state.reduced_update import ReduceFormat
 from peer.protocol.identity import Identity
@@ -70,7 +70,7 @@ class PlayedDirectory:
 class GossipPeer:
     """One peer; `local` is what its trainer holds."""
 
-    def __init__(self, everybody, node, recipe, anchor, folder, elements, **rounds):
+    def __init__(self, everybody, node, recipe, anchor, folder, elements, sizes=(), **rounds):
         self.all, self.node, self.alive, self.folder = everybody, node, True, folder
         genesis = anchor.clone()
         probe = RunPlan.of(manifest_of(recipe, "0" * 64, **rounds)).recipe
@@ -83,6 +83,8 @@ class GossipPeer:
             wire = wire_format(probe, [(anchor.numel(),)], seed=5)
         else:
             wire = ReduceFormat(anchor.numel(), compressor(probe.compressor), elements)
+        if probe.num_fragments > 1:
+            wire = fragments_of(probe, [(size,) for size in sizes], sizes, seed=5)
         self.state = OuterState(memory.anchor, memory.buffers, probe.optimizer, wire)
         self.manifest = manifest_of(recipe, self.state.digest(), **rounds)
         self.memory, self.directory = memory, PlayedDirectory(self)
@@ -119,7 +121,8 @@ class GossipPeer:
             self.recorded.set()
         elif isinstance(message, Anchor):
             if message.contributed is not None or self._sequence == 0:
-                self.local.copy_(self.memory.anchor)  # no step was made meanwhile
+                own = slice(*self.state.fragments.bounds[message.fragment or 0]) if message.contributed else slice(None)
+                self.local[own] = self.memory.anchor[own]  # no step was made meanwhile
             self.rounds.slot.on_merged()
         elif isinstance(message, WantSnapshot):
             self.wanted += 1
@@ -135,7 +138,8 @@ class GossipPeer:
 
     def contribute(self, tokens=100):
         self._sequence += 1
-        self.memory.snapshot.copy_(self.local)
+        part = self.state.part
+        self.memory.snapshot[: part.stop - part.start] = self.local[part.start : part.stop]
         self.recorded.clear()
         self.rounds.slot.on_snapshot(Snapshot(sequence=self._sequence, tokens=tokens))
 

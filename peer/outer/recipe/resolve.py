@@ -67,11 +67,9 @@ def missing_on_a_swarm(recipe: Recipe) -> list[tuple[str, str, str]]:
 
 
 def _lacks(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
-    if recipe.gossips and recipe.num_fragments > 1:
-        yield "schedule", "fragments in gossip are not built", "set schedule: {name: every, steps: H}"
-    elif recipe.num_fragments > 1 and recipe.overlap_steps > recipe.fewest_steps:
+    if recipe.num_fragments > 1 and recipe.overlap_steps > recipe.fewest_steps:
         yield (
-            "schedule", "rounds of fragments follow each other in one chain: each is merged before the next is sent",
+            "schedule", "rounds of fragments follow each other: each is merged before the next is sent",
             f"set overlap_steps to at most {recipe.fewest_steps}",
         )
 

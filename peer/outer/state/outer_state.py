@@ -102,6 +102,10 @@ class OuterState:
         """All of the state was written by other means than `apply`."""
         self._digests.clear()
 
+    def changed(self, fragment: int) -> None:
+        """That fragment is written by other means than `apply`."""
+        self._digests.pop(fragment, None)
+
     @property
     def moments(self) -> Sequence[Tensor]:
         """The means of the first and the second moments, where peers average them: the last two buffers."""
@@ -161,7 +165,7 @@ class OuterState:
         part = self._check_size(update)
         own = slice(part.start, part.stop)
         vectors = Vectors(self.anchor[own], [buffer[own] for buffer in self.buffers])
-        self._digests.pop(part.index, None)
+        self.changed(part.index)
         self.carry_on(vectors, update, part.start, part.stop, self.round)
         self.round = round
         self.lineage_id = lineage_id

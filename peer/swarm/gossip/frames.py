@@ -19,7 +19,7 @@ class Frames:
 
     async def frame(self, round: int, index: int) -> bytes:
         """Raises RoundAborted if the parameters are not finite."""
-        drawn = self._mixing.state.wire.drawn  # then a frame is of one round; else all rounds have the same
+        drawn = self._mixing.wire.drawn  # then a frame is of one round; else all rounds have the same
         key = (round if drawn else 0, index)
         if key not in self._encoded:
             work = asyncio.to_thread(self._mixing.encode, index, self._snapshot, round)

@@ -31,24 +31,32 @@ _ANCHORS = Fp32()  # anchors are not differences: no coarse codec may touch them
 
 
 class Mixing:
-    """The gossip rounds of one peer.
+    """The gossip rounds of one peer that are of one fragment.
 
     Args:
         state: this peer's own.
 
     Attributes:
+        own: the fragment's part of it, which changes with it.
         acceleration: of the next round, where the recipe has a second iterate.
         slices: [start, stop) of what travels as one frame; a masked vector travels whole.
         sizes: bytes of each frame: the payload, then with payload `delta` the anchor.
     """
 
-    def __init__(self, recipe: Recipe, state: OuterState) -> None:
-        self.recipe, self.state, self._sender = recipe, state, state.wire.sender(recipe.feedback)
+    def __init__(self, recipe: Recipe, state: OuterState, fragment: int = 0) -> None:
+        self.recipe, self.state, self.fragment, self.wire = recipe, state, fragment, state.fragments.wires[fragment]
+        self.bounds = start, stop = state.fragments.bounds[fragment]
+        self.own = Vectors(state.anchor[start:stop], [buffer[start:stop] for buffer in state.buffers])
+        self._sender = self.wire.sender(recipe.feedback)
         self._deltas, self.acceleration, self._pace = recipe.payload == "delta", Acceleration(), (0, (0.0, 0.0))
-        self.slices = state.wire.slices(1, 0) or [(0, state.numel)]
+        self.slices = self.wire.slices(1, 0) or [(0, self.wire.numel)]
         anchors = [_ANCHORS.wire_bytes(stop - start) if self._deltas else 0 for start, stop in self.slices]
-        payloads = [state.wire.codec.wire_bytes(stop - start) for start, stop in self.slices]
+        payloads = [self.wire.codec.wire_bytes(stop - start) for start, stop in self.slices]
         self.sizes = [sum(both) for both in zip(payloads, anchors, strict=True)]
+
+    def turn(self, round: int) -> int:
+        """How many rounds this fragment had before that round."""
+        return self.state.fragments.at(round - 1).rounds
 
     def accelerate(self, rounds: int, peers: int) -> None:
         """So many rounds after the last one, among so many peers, the next one begins; see `Acceleration`."""
@@ -63,12 +71,12 @@ class Mixing:
         Raises:
             RoundAborted: the local parameters hold NaN or infinity.
         """
-        (start, stop), anchor = self.slices[index], self.state.anchor
-        source, own = Source(snapshot, anchor if self._deltas else None), (start, stop)
+        (start, stop), anchor = self.slices[index], self.own.anchor
+        source, own = Source(snapshot[: anchor.numel()], anchor if self._deltas else None), (start, stop)
         if self.recipe.merge.second_iterate:
-            source, own = Source(self.acceleration.flow(self.state, snapshot, *own)[0], None), (0, stop - start)
+            source, own = Source(self.acceleration.flow(self.own, snapshot, *own)[0], None), (0, stop - start)
         try:
-            payload = self._sender.encode(source, *own, round - 1)
+            payload = self._sender.encode(source, *own, self.turn(round))
         except NonFiniteError as error:
             raise RoundAborted("exchange", str(error)) from None
         return b"".join((payload, _ANCHORS.encode(anchor[start:stop]) if self._deltas else b""))
@@ -106,7 +114,7 @@ class Acceleration:
     eta: float = 0.0
     alpha_tilde: float = 0.0
 
-    def flow(self, state: OuterState, snapshot: Tensor, start: int, stop: int) -> tuple[Tensor, Tensor]:
+    def flow(self, state: Vectors, snapshot: Tensor, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Elements [start, stop) of both iterates, new, once they have flowed together; steps move both alike."""
         x = snapshot[start:stop].clone()
         second = state.buffers[-1][start:stop] + x
@@ -120,14 +128,15 @@ class Mixture:
     def __init__(
         self, mixing: Mixing, round: int, members: Sequence[str], weights: Sequence[int], me: int, snapshot: Tensor
     ) -> None:
-        recipe, state = mixing.recipe, mixing.state
-        self._recipe, self._state, self._wire = recipe, state, state.wire
-        self._codec = self._wire.codec_at(round - 1)
-        self._round, self._members, self._me, self._snapshot = round, members, me, snapshot
+        recipe, self._mixing, self._own, self._wire = mixing.recipe, mixing, mixing.own, mixing.wire
+        self._recipe, self._round, self._turn = recipe, round, mixing.turn(round)
+        self._codec = self._wire.codec_at(self._turn)
+        self._members, self._me, self._snapshot = members, me, snapshot
         self._deltas, self._lossless = recipe.payload == "delta", recipe.compressor == "fp32"
         self._aggregation = Aggregation(recipe.aggregator, list(weights) if self._deltas else [1] * len(members))
-        self._acceleration, self._result = mixing.acceleration, torch.empty(state.numel)
-        self._ahead = torch.empty(state.numel if recipe.merge.second_iterate else 0)
+        numel = self._wire.numel
+        self._acceleration, self._result = mixing.acceleration, torch.empty(numel)
+        self._ahead = torch.empty(numel if recipe.merge.second_iterate else 0)
 
     def take(self, start: int, stop: int, frames: Sequence[Payload]) -> None:
         """Mix one slice; a frame of each member.
@@ -139,7 +148,7 @@ class Mixture:
         size = self._codec.wire_bytes(stop - start)
         payloads, anchors = [view[:size] for view in views], [view[size:] for view in views]
         with blamed(self._members):
-            mean, self._aggregation = self._wire.mean(self._aggregation, payloads, start, stop, self._round - 1)
+            mean, self._aggregation = self._wire.mean(self._aggregation, payloads, start, stop, self._turn)
             self._mix(start, stop, mean, payloads, anchors)
 
     def _mix(
@@ -147,7 +156,7 @@ class Mixture:
     ) -> None:
         result = self._result[start:stop]
         if self._recipe.merge.second_iterate:
-            x, second = self._acceleration.flow(self._state, self._snapshot, start, stop)
+            x, second = self._acceleration.flow(self._own, self._snapshot, start, stop)
             if len(payloads) > 1:
                 own, other = (self._codec.decode(payloads[at], stop - start) for at in (self._me, 1 - self._me))
                 pair_(x, second, other, self._acceleration.alpha_tilde, None if self._lossless else own)
@@ -163,14 +172,14 @@ class Mixture:
                 move_(result, mean, sent, replaces=self._lossless)
             _check_finite(result)
             return
-        own = self._state.anchor[start:stop]
+        own = self._own.anchor[start:stop]
         if len(anchors) > 1:
             anchors_of_all = [partial(_decoded_anchor, payload) for payload in anchors]
             centre = Aggregation(Mean(), [1.0] * len(anchors), stride=0).aggregate(anchors_of_all, stop - start)
             mean = drift(mean, own, centre)
         result.copy_(mean)
-        anchor, buffers = own.clone(), [buffer[start:stop].clone() for buffer in self._state.buffers]
-        self._recipe.optimizer.step_(anchor, buffers, result, round=self._round - 1)
+        anchor, buffers = own.clone(), [buffer[start:stop].clone() for buffer in self._own.buffers]
+        self._recipe.optimizer.step_(anchor, buffers, result, round=self._turn)
         for tensor in (anchor, *buffers):
             _check_finite(tensor)
 
@@ -186,13 +195,14 @@ class Mixture:
 
     def apply(self) -> None:
         """Change the state, in place; every slice has been taken, and its result is finite."""
-        state = self._state
+        state = self._mixing.state
+        state.changed(self._mixing.fragment)
         if not self._deltas:
-            state.anchor.copy_(self._result)
+            self._own.anchor.copy_(self._result)
             if self._recipe.merge.second_iterate:
-                state.buffers[-1].copy_(self._ahead)
+                self._own.buffers[-1].copy_(self._ahead)
             return
-        state.carry_on(Vectors(state.anchor, state.buffers), Decoded(self._result), 0, state.numel, self._round - 1)
+        state.carry_on(self._own, Decoded(self._result), *self._mixing.bounds, self._round - 1)
 
 
 def _decoded_anchor(payload: Payload, start: int, stop: int, room: Tensor | None) -> Tensor:  # noqa: ARG001

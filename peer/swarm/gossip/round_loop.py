@@ -44,7 +44,7 @@ class GossipRounds(RoundLoop[LocalStateStore]):
     def __init__(self, context: RunContext, store: LocalStateStore) -> None:
         super().__init__(context, store)
         node, manifest, recipe = context.node, context.plan.manifest, context.plan.recipe
-        self._mixing = Mixing(recipe, store.state)
+        self._mixings = [Mixing(recipe, store.state, index) for index in range(len(store.state.fragments))]
         self._rule = context.plan.weight_rule
         self._meter = LineMeter(node, context.directory, context.rng)
         self._measures = recipe.topology.measures
@@ -81,7 +81,7 @@ class GossipRounds(RoundLoop[LocalStateStore]):
         self._hear(remote, join.round - 1)
         if not self._called_for < join.round <= self._next_round() + 1:
             return
-        if join.roster != self._draw.group(join.round, self._live()):
+        if join.roster != self._drawn(join.round):
             return  # only members of this peer's group set its pace, and they once a round
         self._called_for = join.round
         window_s = self._manifest.rounds.straggler_wait_s
@@ -140,21 +140,22 @@ class GossipRounds(RoundLoop[LocalStateStore]):
 
     async def _perform(self, due: Due) -> RoundRecord:
         """Make a round with the drawn group, with those of it that join, or alone; afterwards the state has changed."""
-        self._mixing.accelerate(self._next_round() - self.position().round, 1 + len(self._live()))
-        began, frames = self._node.clock(), Frames(self._mixing, due.snapshot)
+        mixing = self._mixing
+        mixing.accelerate(self._next_round() - self.position().round, 1 + len(self._live()))
+        began, frames = self._node.clock(), Frames(mixing, due.snapshot)
         try:
             outcome = await self._mix(due, frames)
         except RoundAborted as abort:  # this peer's own parameters are not finite
-            await frames.ended(self._mixing.revert)
+            await frames.ended(mixing.revert)
             return RoundRecord(
                 status="aborted", round=self._next_round(), lineage_id=self.position().lineage_id, phase=abort.phase,
                 reason=abort.reason, instead="retry", seconds={"total": self._node.clock() - began},
             )  # fmt: skip
         await self.slot.merged.wait()
-        await frames.ended(self._mixing.applied)
+        await frames.ended(mixing.applied)
         await self.store.apply(outcome.mixture.apply, outcome.round, due.sequence)
         self._inboxes.moved(outcome.round)
-        self.slot.announce_anchor(due.sequence)
+        self.slot.announce_anchor(due.sequence, mixing.fragment)
         seconds = {**outcome.seconds, "total": self._node.clock() - began}
         return outcome.record(self._manifest.run_id, self.position().lineage_id, seconds)
 
@@ -162,7 +163,7 @@ class GossipRounds(RoundLoop[LocalStateStore]):
         """With the drawn, or alone when that fails. Raises RoundAborted if even that does."""
         failed: RoundAborted | None = None
         number = self._next_round()
-        drawn = self._draw.group(number, self._live())
+        drawn = self._drawn(number)
         for _ in range(TRIES):
             if len(drawn) == 1:
                 break
@@ -170,10 +171,10 @@ class GossipRounds(RoundLoop[LocalStateStore]):
                 return await self._meet(number, drawn, due, frames)
             except RoundAborted as abort:
                 failed = abort
-            following = min(max(number + 1, self._next_round()), self._last_round)
-            if not failed.behind or following == number:
+            following = self._of_fragment(max(number + 1, self._next_round()))
+            if not failed.behind or following <= number:
                 break
-            number, drawn = following, self._draw.group(following, self._live())
+            number, drawn = following, self._drawn(following)
         if failed is not None:
             log.info("round %d alone: %s", number, failed.reason)
         self._count_alone(number, failed)
@@ -266,7 +267,23 @@ class GossipRounds(RoundLoop[LocalStateStore]):
         peers = self._directory.peers
         rounds = [max(record.round, self._heard.get(p, 0)) for p, record in peers.items() if record.state == "training"]
         possible = [round for round in rounds if round <= MAX_ROUNDS]
-        return round_after(self.position().round, possible, self._last_round)
+        return self._of_fragment(round_after(self.position().round, possible, self._last_round))
+
+    def _of_fragment(self, number: int) -> int:
+        """The first round from this one on that is of the fragment which this peer's next is of, if the run has it."""
+        own, turns = self.position().round, self.store.state.fragments.turns
+        while turns(number - 1).fragment != turns(own).fragment:
+            number += 1
+        return number if number <= self._last_round else min(own + 1, self._last_round)
+
+    def _drawn(self, number: int) -> tuple[str, ...]:
+        """The group of this peer in a round. Each fragment has its own draws: a grid's axes follow each other in it."""
+        return self._draw.group(self.store.state.fragments.turns(number - 1).rounds + 1, self._live())
+
+    @property
+    def _mixing(self) -> Mixing:
+        """What the next round is made with."""
+        return self._mixings[self.store.state.fragments.turns(self.position().round).fragment]
 
     def _weigh(self, claims: Sequence[tuple[str, int]]) -> tuple[int, ...]:
         return tuple(self._rule.weigh(claims, {}))

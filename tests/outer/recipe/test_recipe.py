@@ -237,7 +237,6 @@ def test_a_swarm_runs_every_recipe(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "overrides", "what", "hint"), [
-    ("noloco", {"schedule": "streaming-diloco"}, "fragments in gossip are not built", "name: every"),
     ("streaming-diloco", {"schedule": {"overlap_steps": 60}}, "each is merged before the next", "at most 33"),
 ], ids=str)
 def test_a_swarm_says_why_it_runs_no_such_part(name: str, overrides: dict[str, Any], what: str, hint: str) -> None:

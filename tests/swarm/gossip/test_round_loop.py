@@ -15,6 +15,8 @@ from tests.sim.tiny import ADAMW
 from tests.sim.tiny_task import TinyTask
 from tests.swarm.gossiping import NOLOCO, NOMINAL, everybody_rounds, gossip, plain_groups, scatter, spread
 
+SIZES = (168, 72, 176)  # as the simulator cuts the tiny task into three
+STREAMED = {"name": "strided", "period": 6, "num_fragments": 3}
 FEEDBACK = {"name": "error-feedback", "decay": 0.9, "gain": 0.8}
 RECIPES = {
     "noloco": (4, NOLOCO),
@@ -35,6 +37,14 @@ RECIPES = {
     "parameters in groups": (9, plain_groups(3)),
     "parameters in 8 bits": (6, {**plain_groups(3), "compressor": "int8"}),
     "the median of groups": (9, {**plain_groups(3), "aggregator": "median"}),
+    "noloco in fragments": (4, {"name": "noloco", "schedule": STREAMED}),
+    "fragments of 2 bits with feedback": (
+        4, {"name": "noloco", "compressor": "int2", "feedback": FEEDBACK, "schedule": STREAMED}
+    ),
+    "parameters in fragments": (9, {**plain_groups(3), "schedule": STREAMED}),
+    "fragments with a mask": (
+        4, {"name": "sparta", "compressor": "random0.3+fp32", "topology": {"size": 2}, "schedule": STREAMED}
+    ),
     "gated groups": (9, {**plain_groups(3), "aggregator": "gated"}),
 }
 
@@ -57,15 +67,15 @@ class Simulated:
             if replica.learner.outer.anchor.numel():
                 replica.learner.outer.anchor.copy_(peer.local)
 
-    def round(self, number, groups, tokens):
+    def round(self, fragment, number, groups, tokens):
         for group in groups:
             members = [self.replicas[index] for index in group]
             for replica in members:
-                replica.unsent_tokens[0] = tokens[replica.index]
-            sent = [self.sync.contribute(replica, 0, number, 1.0, overlapped=False) for replica in members]
-            outcome = self.sync.commit(members, sent, 0, number, 1.0)
+                replica.unsent_tokens[fragment] = tokens[replica.index]
+            sent = [self.sync.contribute(replica, fragment, number, 1.0, overlapped=False) for replica in members]
+            outcome = self.sync.commit(members, sent, fragment, number, 1.0)
             for replica, contribution in zip(members, sent, strict=True):
-                self.sync.merge(replica, outcome, contribution, 0)
+                self.sync.merge(replica, outcome, contribution, fragment)
 
 
 class Lines:
@@ -101,14 +111,16 @@ async def test_the_rounds_of_peers_are_those_of_the_simulator_bit_for_bit(networ
     task = TinyTask()
     numel = task.layout.numel
     elements = 1 << 19 if "gated" in name else 256  # norms need the vector whole
-    peers = await gossip(network, tmp_path, recipe, count, numel=numel, elements=elements)
+    sizes = SIZES if "fragments" in name else ()
+    peers = await gossip(network, tmp_path, recipe, count, numel=numel, elements=elements, sizes=sizes)
     built = RunPlan.of(peers[0].manifest).recipe
     simulated = Simulated(peers, built)
     links = await lines.measure(peers) if name == "saps" else None
     numbers = [peer.number for peer in peers] if links is None else range(count)
     tokens, places = [100 + 10 * index for index in range(count)], {p.peer_id: i for i, p in enumerate(peers)}
     mixed = set[str]()
-    for number in range(1, 5):
+    for number in range(1, 8 if sizes else 5):
+        turn = built.turns(number - 1)
         noise = torch.Generator().manual_seed(number)
         for peer, replica in zip(peers, simulated.replicas, strict=True):
             step = 0.1 * torch.randn(numel, generator=noise)
@@ -118,9 +130,9 @@ async def test_the_rounds_of_peers_are_those_of_the_simulator_bit_for_bit(networ
                 replica.learner.estimate += step
         records = await everybody_rounds(peers, tokens)
         groups = {tuple(places[peer_id] for peer_id in record.members) for record in records}
-        drawn = built.topology.groups(number, numbers, peers[0].manifest.seed, links)
+        drawn = built.topology.groups(turn.rounds + 1, numbers, peers[0].manifest.seed, links)
         assert {tuple(numbers[at] for at in group) for group in groups} == set(drawn)
-        simulated.round(number, groups, tokens)
+        simulated.round(turn.fragment, turn.rounds + 1, groups, tokens)
         for peer, replica, record in zip(peers, simulated.replicas, records, strict=True):
             assert (record.status, record.round, record.reason) == ("committed", number, None)
             assert record.drawn == record.members
@@ -137,6 +149,21 @@ async def test_the_rounds_of_peers_are_those_of_the_simulator_bit_for_bit(networ
             assert record.state_digest == peer.state.digest()
             for buffer, theirs in zip(peer.state.buffers, replica.learner.outer.buffers, strict=True):
                 assert torch.equal(buffer, theirs)
+
+
+async def test_a_peer_that_skips_rounds_makes_the_next_of_the_fragment_that_it_has_trained_for(network, tmp_path):
+    peers = await gossip(network, tmp_path, {**NOLOCO, "schedule": STREAMED}, 3, numel=416, sizes=SIZES)
+    late, *others = peers
+    late.alive = False
+    for _ in range(5):
+        await everybody_rounds(others)
+    late.alive = True
+    fragment, before = late.state.part, late.state.anchor.clone()
+    late.local[fragment.start : fragment.stop] += 1.0
+    record = await late.round()
+    assert (record.status, record.round) == ("committed", 7)  # 1 and 4 are over
+    changed = (late.state.anchor != before).nonzero().flatten()
+    assert (int(changed.min()), int(changed.max())) == (fragment.start, fragment.stop - 1)
 
 
 @pytest.mark.parametrize(("count", "size", "rounds"), [(9, 3, 2), (16, 4, 2), (8, 2, 3)])

@@ -94,7 +94,7 @@ def trial(
     return {
         "share": list(share), "split_at": at, "healed_at": healed_at, "rounds": rounds, "seconds": round(seconds, 1),
         "distinct": lineages[0].isdisjoint(lineages[1]), "yielded": [m.name for m in members if yielded(m, seen)],
-        "unexplained": sum(unexplained(member, seen[member.name]) for member in members),
+        "unexplained": sum(unexplained(member, seen[member.name], members) for member in members),
         "one_state": len(swarm.drive_together(members, timeout_s=PHASE_TIMEOUT_S)) == 1,
     }  # fmt: skip
 
@@ -114,9 +114,18 @@ def yielded(member: Member, seen: dict[str, int]) -> bool:
     return any(YIELDED.search(record.reason or "") for record in member.records[seen[member.name] :])
 
 
-def unexplained(member: Member, since: int) -> int:
-    """Tokens that it contributed to rounds that it gave up, more or less than it says."""
+def unexplained(member: Member, since: int, members: Sequence[Member]) -> int:
+    """Tokens that it contributed to rounds that it gave up, more or less than it says.
+
+    A round that failed here and that others committed with its contribution is in the chain once it has caught up.
+    """
     ours, wrong = [], 0
+    own = {record.lineage_id for record in member.records if record.status == "committed"}
+    without = {
+        record.lineage_id: (record.round, record.weights[record.members.index(member.peer_id)])
+        for other in members for record in other.committed
+        if member.peer_id in record.members and record.lineage_id not in own
+    }  # fmt: skip
     for record in member.records[since:]:
         if record.status == "committed":
             weight = record.weights[record.members.index(member.peer_id)]
@@ -125,7 +134,11 @@ def unexplained(member: Member, since: int) -> int:
             said = YIELDED.search(record.reason or "")
             first = int(said[2]) if said else record.round
             lost = sum(weight for number, weight in ours if number >= first)
-            wrong += abs(lost - int(said[4])) if said else 0
+            if said:
+                sums = {lost}
+                for weight in (weight for number, weight in without.values() if number >= first):
+                    sums |= {one + weight for one in sums}
+                wrong += min(abs(one - int(said[4])) for one in sums)
             ours = [(number, weight) for number, weight in ours if number < first]
     return wrong
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,3 +29,19 @@ def test_rounds_over_bad_links_end_by_their_deadline(tmp_path: Path) -> None:
     assert counts["conditions"] == counts["one_state"] == 1
     assert counts["late"] == 0, counts["late_ones"]
     assert counts["committed"] > 0
+
+
+def test_a_round_that_failed_here_and_held_this_peers_contribution_is_given_up_with_the_others() -> None:
+    def committed(round: int, lineage_id: str) -> SimpleNamespace:
+        return SimpleNamespace(status="committed", round=round, lineage_id=lineage_id, members=("me", "it"),
+                               weights=(64, 32), reason=None, snapshot_round=None)  # fmt: skip
+
+    def yields(ours: int) -> SimpleNamespace:
+        reason = f"dropped 2 rounds from 5 on, 192 tokens ({ours} ours)"
+        return SimpleNamespace(status="caught_up", round=6, lineage_id="other", reason=reason, snapshot_round=6)
+
+    other = SimpleNamespace(committed=[committed(5, "a"), committed(6, "b")])
+    for ours, wrong in [(64, 0), (128, 0), (96, 32), (0, 64)]:
+        records = [committed(5, "a"), yields(ours)]
+        me: Any = SimpleNamespace(peer_id="me", records=records, committed=records[:1])
+        assert partitions.unexplained(me, 0, [me, other]) == wrong

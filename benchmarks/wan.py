@@ -67,6 +67,7 @@ class Case:
 
     Attributes:
         last_mbit: of the last peer's line, where it has another one.
+        steps: of a round.
     """
 
     recipe: str
@@ -76,6 +77,7 @@ class Case:
     loss: float = LOSS
     peers: int = PEERS
     last_mbit: float | None = None
+    steps: int = STEPS
 
     @property
     def what(self) -> str:
@@ -154,7 +156,7 @@ def manifest_of(case: Case) -> str:
         assert own in head
         head = head.replace(own, larger)
     tail = rest[rest.index("\nrounds:") :]
-    steps = "" if case.recipe == "ddp" else f", steps_per_round: {STEPS}"
+    steps = "" if case.recipe == "ddp" else f", steps_per_round: {case.steps}"
     recipe = RECIPE_TEXT.get(case.recipe, f"name: {case.recipe}")
     return f"{head}\nrecipe: {{{recipe}{steps}}}\ntrust: {{identity_work: 0, mode: private}}\n{tail}"
 

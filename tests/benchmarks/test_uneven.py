@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from benchmarks.uneven import CASES, HEADER, figures, line, row_of
+from benchmarks.uneven import CASES, HEADER, STEPS, figures, line, row_of
 from benchmarks.wan import Machines, manifest_of
 from peer.errors import UserError
 from peer.outer.recipe.plan import RunPlan
@@ -49,7 +49,7 @@ def test_one_round_is_no_rate() -> None:
 def test_every_case_has_a_manifest_that_a_swarm_runs() -> None:
     for case in CASES.values():
         manifest = parse_manifest(manifest_of(case).encode(), "uneven")
-        assert RunPlan.of(manifest).recipe.steps_per_round == 20
+        assert RunPlan.of(manifest).recipe.steps_per_round == STEPS
         assert manifest.tokens_per_step == TOKENS
     assert [(case.peers, case.slow, case.last_mbit) for case in CASES.values()] == [
         (3, False, None), (4, True, None), (4, False, 5.0),

@@ -7,6 +7,10 @@ from collections.abc import Sequence
 from peer.link.messages import Anchor, Snapshot
 from peer.link.shared_data import UsedData
 
+MOMENTS_TOKENS = 100
+"""Of a contribution of moments: few beside those of a round, which are not counted again, and enough for a roster to
+scale newcomers down to their share, since no weight is below one token."""
+
 
 class ContributionLedger:
     """The contributions of one peer.
@@ -57,10 +61,10 @@ class ContributionLedger:
         return Snapshot(sequence=self._sequence, tokens=tokens, ranges="" if fragment else self.used.claim)
 
     def hand_over_moments(self) -> Snapshot:
-        """The message with which moments are handed over: each peer's count alike, and no token is counted twice."""
+        """The message with which moments are handed over; each peer's count alike."""
         self._sequence += 1
         self.outstanding, self._sent = self._sequence, None
-        return Snapshot(sequence=self._sequence, tokens=1, ranges="")
+        return Snapshot(sequence=self._sequence, tokens=MOMENTS_TOKENS, ranges="")
 
     @property
     def sent(self) -> int | None:

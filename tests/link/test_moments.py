@@ -9,10 +9,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from peer.link.ledger import MOMENTS_TOKENS
 from peer.link.messages import Snapshot
 from peer.link.supervisor import create_descriptor
 from peer.outer.policy.moments import Desynced
 from peer.outer.policy.schedules import Timer
+from peer.protocol.weights import WeightRule
 from tests.link.fakes import NUMEL, STEPS, Peer
 
 MEANS = (torch.full((NUMEL,), 3.0), torch.full((NUMEL,), 7.0))
@@ -42,7 +44,7 @@ def test_moments_are_handed_over_at_once_and_hold_no_tokens_of_their_own(peer: P
     peer.commit(shift=1.0, contributed=parameters.sequence, fragment=0)
     peer.sync.poll()  # no step in between
     moments = sent(peer)
-    assert (moments.tokens, moments.ranges) == (1, "")
+    assert (moments.tokens, moments.ranges) == (MOMENTS_TOKENS, "")
     assert torch.equal(peer.memory.snapshot, peer.moments[0].flat)
 
     peer.moments[0].flat += 0.5  # a step since
@@ -92,7 +94,7 @@ def test_an_anchor_of_another_lineage_is_one_of_parameters(peer: Peer) -> None:
     assert torch.equal(peer.replica.flat, local + 16.0)
     assert torch.equal(peer.moments[0].flat, torch.full((NUMEL,), 1.0))
     assert peer.sync.rounds_contributed == 1
-    assert own.tokens == 1
+    assert own.tokens == MOMENTS_TOKENS
 
 
 def test_moments_that_are_not_finite_are_dropped_before_they_are_sent(peer: Peer) -> None:
@@ -117,3 +119,11 @@ def test_the_second_of_two_rounds_a_step_follows_the_first_at_once(peer: Peer) -
     assert not peer.agent.take(Snapshot)
     peer.steps(1)
     assert sent(peer).tokens == 10
+
+
+def test_a_crowd_of_newcomers_has_no_more_than_its_share_of_the_moments() -> None:
+    rule = WeightRule(probation_rounds=10, newcomers_thousandths=200, largest_weight=3)
+    claims = [(name, MOMENTS_TOKENS) for name in "abcxyz"]
+    weights = rule.weigh(claims, dict.fromkeys("abc", 10))
+    assert weights[:3] == [MOMENTS_TOKENS] * 3
+    assert sum(weights[3:]) <= 0.2 * sum(weights)

@@ -29,7 +29,7 @@ GROUPS = "name: fedavg, payload: parameters, topology: {name: groups, size: 2}, 
 
 @dataclass
 class Onlooker(Member):
-    """Knows which of its rounds it drew while it saw the others of `swarm_ids` train, and nobody else.
+    """Notes the rounds that it drew while its directory showed exactly the peers `swarm_ids` as training.
 
     A peer draws from the records that it sees, and these expire: on a machine that is slow for seconds a draw may lack
     a peer, and others be neighbours then.
@@ -65,6 +65,17 @@ def pairs_since(members: list[Member], counts: dict[str, int]) -> bool:
     return all(sum(len(r.members) == 2 for r in m.committed[counts[m.name] :]) >= 3 for m in members)
 
 
+def apart_then_close(swarm: TestSwarm, members: list[Member], timeout_s: float = 60.0) -> float:
+    """Let members that train apart stop and come together; -> how far apart they were."""
+    began = counted(members)
+    swarm.drive(lambda: pairs_since(members, began))
+    apart = spread(members)
+    for member in members:
+        member.push.zero_()
+    swarm.drive(lambda: spread(members) < 0.1 * apart, timeout_s)
+    return apart
+
+
 def counted(members: list[Member]) -> dict[str, int]:
     return {member.name: len(member.committed) for member in members}
 
@@ -73,12 +84,7 @@ def test_pairs_come_closer_survive_a_kill_and_take_in_a_newcomer(make_swarm: Mak
     swarm = make_swarm(steps=4, wait=1.0, recipe=NOLOCO)
     swarm.bootstrap()
     members = swarm.add("a", "b", "c", "d")
-    began = counted(members)
-    swarm.drive(lambda: pairs_since(members, began))
-    apart = spread(members)
-    for member in members:
-        member.push.zero_()
-    swarm.drive(lambda: spread(members) < 0.1 * apart)
+    apart = apart_then_close(swarm, members)
     assert not any(r.status != "committed" and not r.alone for member in members for r in member.records)
 
     gone, rest = members[3], members[:3]
@@ -184,12 +190,7 @@ def test_peers_come_closer_fragment_by_fragment_through_a_kill_and_with_a_newcom
     swarm = make_swarm(steps=6, layers=3, wait=1.0, recipe=f"{NOLOCO}, {schedule}")
     swarm.bootstrap()
     members = swarm.add("a", "b", "c", "d")
-    began = counted(members)
-    swarm.drive(lambda: pairs_since(members, began))
-    apart = spread(members)
-    for member in members:
-        member.push.zero_()
-    swarm.drive(lambda: spread(members) < 0.1 * apart, 120.0)
+    apart_then_close(swarm, members, 120.0)
     members.pop().kill()
     (late,) = swarm.add("late")
     began = counted([*members, late])

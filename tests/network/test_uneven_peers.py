@@ -146,9 +146,9 @@ def rounds_of(members: Sequence[Member]) -> list[int]:
 
 
 def typical_of(rounds: Sequence[Sequence[float]]) -> list[float]:
-    """The means of each member over the rounds that are divided by what was seen. A line is read to the nearest half
-    octave, on a busy machine to one beside it, and moves a share by .14 to .3 in that round: by a fifth, as a root mean
-    square, which leaves a sixth of that of so many rounds. What a claim does, it does in every round.
+    """The means of each member over the rounds that are divided by what was seen. A measured rate is
+    rounded to half an octave, and on a busy machine it falls into a neighbouring step, which moves a share by .14 to .3
+    in one round (.2 as a root mean square, a sixth of that in the mean of so many rounds). A claim acts in every round.
     """
     assert len(rounds) >= WARM + SEEN
     return [mean(own) for own in zip(*rounds[WARM:], strict=True)]

@@ -18,8 +18,8 @@ NAMES = ("one", "two", "three", "four")
 
 async def circle_of(network, folder, count=4):
     network.retime(
-        min_exchange_s=0.6, soft_exchange_s=0.3, stall_words_s=0.3, least_waste_s=0.1, dispute_s=600.0
-    )
+        min_exchange_s=0.6, soft_exchange_s=0.3, stall_words_s=1.5, least_waste_s=1.0, dispute_s=600.0
+    )  # a refusal outlasts the test, and the words of a member that has no processor for a second count
     circle = await Circle(network, count, folder=folder).start()
     for seat in circle.seats:
         seat.exchange._budget._cap_s = 0.6
@@ -125,11 +125,12 @@ async def test_who_leaves_in_the_middle_is_named_before_the_deadline(network, tm
 
     liar.node.open = opened
     stalls(liar, Kind.CONTRIBUTION)
-    for _ in range(2):
+    rounds = 0
+    while not all(liar.peer_id in seat.guard.stalls._refused for seat in honest):
         await failed_round(circle)
-    for seat in honest:
-        assert liar.peer_id in refused(circle, seat)
-        assert not any(seat.guard.stalls.shuns(other.peer_id) for other in honest)
+        rounds += 1
+    assert 2 <= rounds <= 6  # two where all see it leave; in a round that ends by one member's word, one dispute
+    assert not any(seat.guard.stalls.shuns(other.peer_id) for seat in honest for other in honest)
 
 
 async def test_who_is_not_ready_for_the_next_round_is_named_by_those_that_waited(network, tmp_path):

@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 MADE_OF := setup.cfg setup.py pyproject.toml constraints.txt peer/outer/numerics/kernels.c
 STAMP := $(VENV)/.atoll-$(shell cat $(MADE_OF) | cksum | cut -d' ' -f1)
-WORKERS ?= 2
+WORKERS ?= 3
 REPORT ?=
 SEED ?= 17
 MINUTES ?= 60
@@ -42,7 +42,7 @@ lint: env ## style, types, import floors, spelling, plain English, links
 docs: env ## the documentation as a site, into build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
-test: lint ## lint, then all tests but the long ones, WORKERS=2 at a time
+test: lint ## lint, then all tests but the long ones, WORKERS=3 at a time: a third of the time they wait
 	$(BIN)/pytest tests -x -q -m "not long" -n $(WORKERS) --dist worksteal --ignore=tests/network/chaos --ignore=tests/page
 
 long: env ## the long tests: mixed faults, real trainers that stop and resume, a compiled model, the GPU's benchmark on a CPU

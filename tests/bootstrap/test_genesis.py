@@ -34,15 +34,14 @@ class Node:
         self.folder, self.path = folder, folder / "run.yaml"
         self.state, self.figures = folder / "genesis.bin", folder / "genesis.json"
 
-    def start(self, seed=3, genesis=None, new_run=False, text=TEXT):
+    def start(self, seed=3, genesis=None, new_run=False, text=TEXT, build=ForkedBuild):
         """-> (genesis, whether a child built it)"""
         text = text.replace("seed: 3", f"seed: {seed}")
         self.path.write_text(text + (f"genesis: '{genesis}'\n" if genesis else ""))
 
         async def run():
-            building = GenesisBuild(
-                parse_manifest(self.path.read_bytes(), "run.yaml"), self.path, self.folder, new_run=new_run
-            )
+            manifest = parse_manifest(self.path.read_bytes(), "run.yaml")
+            building = build(manifest, self.path, self.folder, new_run=new_run)
             await building.start()
             found = await building.finish()
             return found, building._child is not None
@@ -57,7 +56,7 @@ class Node:
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     node = Node(tmp_path_factory.mktemp("built"))
-    assert node.start()[1]
+    assert node.start(build=GenesisBuild)[1]  # in a process as a bootstrap starts it
     return node
 
 

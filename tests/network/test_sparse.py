@@ -71,4 +71,4 @@ def test_sparse_rounds_equal_the_reference_and_stay_equal_when_peers_die_sleep_a
     # replayed, or, if it was the only one to hear the last vote before it fell asleep, yielded that round for theirs
     assert any(record.status == "caught_up" for record in sleeper.records)
     assert "caught up to round" in late.log_text()  # before its first anchor, up to which the test reads no record
-    swarm.drive(lambda: bool(late.committed) and len(late.committed[-1].members) == 4, 60.0, pace_s=0.05)
+    swarm.drive(lambda: bool(late.committed) and len(late.committed[-1].members) == 4, 60.0, pace_s=0.2)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -25,9 +23,9 @@ from peer.use.generate import Sampling, generate
 from peer.use.measure import measure
 from peer.use.trained import After, Trained, of_state, open_trained
 from tests.network.bootstraps import DILOCO, MANIFEST, BootstrapProcess
-from tests.network.forked import ForkedAgent
+from tests.network.forked import ForkedAgent, run_forked
 from tests.network.harness import TestSwarm
-from tests.network.processes import JoinedPeer
+from tests.network.processes import JoinedPeer, environment
 from tests.use.test_tasks import TASK
 
 
@@ -40,10 +38,9 @@ def test_a_reader_takes_a_certified_state_and_is_no_member(
     try:
         one.wait_for(lambda: one.round >= 2 and two.round >= 2)
         taken = tmp_path / "taken"
-        command = [sys.executable, "-m", "peer.cli", "export", bootstrap.address, "--to", str(taken)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-        told = [line for line in done.stderr.splitlines() if not line.startswith("waiting for the run ")]
-        assert (done.returncode, told) == (0, [])
+        command = ["export", bootstrap.address, "--to", str(taken)]
+        code, said = run_forked(cli.main, command, tmp_path / "export.log", environment())
+        assert code == 0, said
         card = (taken / "README.md").read_text()
         (round,) = map(int, re.findall(r"^\| round \| ([0-9]+) \|$", card, re.MULTILINE))
         assert round >= 2

@@ -71,14 +71,17 @@ def limit_of(recipe: Recipe, layout: FlatLayout, profiles: Profiles, step_s: flo
     """
     if found.utilisation >= BUSY:
         return "computing"
-    helps = {
-        name: steady(recipe, layout, [relieve(profile) for profile in profiles], step_s).utilisation - found.utilisation
-        for name, relieve in _RELIEFS.items()
-    }
-    best = max(helps, key=helps.__getitem__)
+    def helps(name: str) -> float:
+        relieved = [_RELIEFS[name](profile) for profile in profiles]
+        if relieved == list(profiles):
+            return 0.0
+        return steady(recipe, layout, relieved, step_s).utilisation - found.utilisation
+
+    gains = {name: helps(name) for name in ("bandwidth", "latency", "slowest peer")}
+    best = max(gains, key=gains.__getitem__)
     if best != "bandwidth":
         return best
-    return next((name for name in ("uplink", "downlink") if helps[name] >= ALONE * helps[best]), best)
+    return next((name for name in ("uplink", "downlink") if helps(name) >= ALONE * gains[best]), best)
 
 
 def needed_gbit_s(recipe: Recipe, layout: FlatLayout, step_s: float, target: float) -> float | None:

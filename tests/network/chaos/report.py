@@ -172,7 +172,8 @@ TARGETS: dict[str, tuple[Target, ...]] = {
     "G4": (
         ("stops", "stops", "", 200, False),
         ("late_others", "stops after which the others missed their deadline", "", 0, True),
-        ("late_returns", "returns after more than 2 rounds, with rounds of 5 s or more", "", 0, True),
+        ("late_returns", "returns after more than 2 rounds of 5 s or more, refused by none", "", 0, True),
+        ("refused_returns", "later returns, refused for rounds that earlier stops cost", "", None, True),
         ("slow_peer_rounds", "rounds with a 10 times slower peer", "", 1, False),
         ("digest_mismatches", "states that differed", "", 0, True),
     ),

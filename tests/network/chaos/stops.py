@@ -1,17 +1,20 @@
 """G4: peers that are stopped for a while (SIGSTOP, as by a closed lid), and one that is ten times slower.
 
-The others must commit by their deadline, and who was stopped must be back two rounds after it goes on.
+The others must commit by their deadline, and a member that was stopped must be back two rounds after it goes on; later
+only while the others refuse it for the rounds that its earlier stops cost them.
 """
 
 from __future__ import annotations
 
 import math
 import random
+import re
 import signal
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from peer.outer.record import RoundRecord
@@ -23,6 +26,8 @@ OTHERS_WITHIN_S = 60.0  # window, time to answer it, the exchange's deadline of 
 BACK_WITHIN_S = 120.0
 BACK_WITHIN_ROUNDS = 2
 SLOWER = 10
+REFUSED = re.compile(r"^(\S+ \S+) WARNING \S+: (\S+) gets no seat from this peer for (\d+) s$", re.MULTILINE)
+LOG_TIME = "%Y-%m-%d %H:%M:%S,%f"
 
 
 @dataclass
@@ -54,6 +59,7 @@ class Stopper:
         self.late_others: list[str] = []
         self.returns: Counter[str] = Counter()
         self.late_returns: list[str] = []
+        self.refused_returns = 0
         self.slow_rounds = 0
         self.longest_others_s = 0.0
         self.digests = Digests()
@@ -72,6 +78,7 @@ class Stopper:
             "rounds_until_back": dict(self.returns),
             "late_returns": len(self.late_returns),
             "what_returned_late": self.late_returns,
+            "refused_returns": self.refused_returns,
             "slow_peer_rounds": self.slow_rounds,
             "digests_compared": self.digests.compared,
             "digest_mismatches": len(self.digests.mismatches),
@@ -131,15 +138,24 @@ class Stopper:
 
     def _is_back(self, halt: Halt, round: int) -> bool:
         new = halt.seat.member.committed[halt.mark :]
-        if not new and time.monotonic() - halt.ends > BACK_WITHIN_S:
-            self.late_returns.append(f"{halt.seat.name} was not back after {BACK_WITHIN_S:g} s")
+        waited_s = time.monotonic() - halt.ends
+        if not new and waited_s > BACK_WITHIN_S:
+            self._came_late(halt, waited_s, f"was not back after {BACK_WITHIN_S:g} s")
             return True
         if new:
             passed = max(0, new[0].round - round - 1)  # rounds of the others that it missed after it went on
             self.returns[str(passed)] += 1
             if passed > BACK_WITHIN_ROUNDS:
-                self.late_returns.append(f"{halt.seat.name} missed {passed} more rounds")
+                self._came_late(halt, waited_s, f"missed {passed} more rounds")
         return bool(new)
+
+    def _came_late(self, halt: Halt, waited_s: float, what: str) -> None:
+        went_on, peer_id = time.time() - waited_s, halt.seat.member.peer_id
+        others = [seat.member for seat in self.swarm.seats if seat is not halt.seat]
+        if any(refused_until(other.log_text(), peer_id) > went_on for other in others):
+            self.refused_returns += 1
+        else:
+            self.late_returns.append(f"{halt.seat.name} {what}")
 
     def slow_peer(self, rounds: int, deadline: float) -> None:
         """One member makes a tenth of the steps; it weighs less, and the others do not stand still for it."""
@@ -151,6 +167,12 @@ class Stopper:
             new = fast.member.committed[mark:]
             self.slow_rounds = sum(_weighs_less(record, slow, fast) for record in new)
         slow.member.pace = 1
+
+
+def refused_until(log_text: str, peer_id: str) -> float:
+    """When the last refusal of a peer ends, in unix seconds, as another peer's log says; 0: there was none."""
+    said = [(at, int(seconds)) for at, refused, seconds in REFUSED.findall(log_text) if refused == peer_id]
+    return max((datetime.strptime(at, LOG_TIME).timestamp() + seconds for at, seconds in said), default=0.0)
 
 
 def _weighs_less(record: RoundRecord, slow: Seat, fast: Seat) -> bool:

@@ -49,6 +49,14 @@ def test_a_peer_that_stood_still_comes_back_and_nobody_waits_for_it(swarm: Chaos
     assert counts["slow_peer_rounds"] >= 2
 
 
+def test_a_refusal_lasts_as_long_as_the_last_line_about_that_peer_says() -> None:
+    line = "2026-11-28 03:00:{} WARNING peer.swarm.trust.stalls: {} gets no seat from this peer for {} s"
+    log = "\n".join([line.format("00,500", "a", 77), line.format("40,000", "a", 7), line.format("50,000", "b", 99)])
+    assert stops.refused_until(log, "a") - stops.refused_until(log.replace(" 77 s", " 70 s"), "a") == 7.0
+    assert stops.refused_until(log, "b") - stops.refused_until(log, "a") == 71.5
+    assert stops.refused_until(log, "c") == 0.0
+
+
 @pytest.mark.timeout(600)
 def test_honest_peers_go_on_under_attack(swarm: ChaosSwarm) -> None:
     counts = attacks.run(SEED, ATTACKS, swarm)

@@ -7,6 +7,7 @@ identities that signed it weigh together. An identity that signed both branches 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import Enum
@@ -105,21 +106,18 @@ class ForkRule:
         if self.private:
             return len(chain)
         held = known = min(len(chain), max(known, 1))
-        tally, tallied = tally_of(chain[:held]), held
-        while True:
-            tally.add(chain[tallied:held])
-            if forked and held == known:
-                there = signers(chain[known:])
-            else:
-                there = listed(chain[max(known if forked else 0, held - RECENT_LINKS) : held])
-            weights, signed, tallied = capped(self._contributed(tally, there)), set[str](), held
-            for place, certificate in enumerate(chain[held:], held + 1):
-                signed |= certificate.signatures.keys()
-                if weights and _support(weights, signed):
-                    held = place
-                    break
-            else:
+        tally, first = tally_of(chain[:held]), known if forked else 0
+        recent = deque(chain[max(first, held - RECENT_LINKS) : held], RECENT_LINKS)
+        while True:  # a long chain lies in a file: each of its links is read twice
+            there = signers(chain[known:]) if forked and held == known else listed(recent)
+            weights = capped(self._contributed(tally, there))
+            step = _first_support(weights, chain[held:]) if weights else 0
+            if not step:
                 return held
+            for certificate in chain[held : held + step]:
+                tally.add([certificate])
+                recent.append(certificate)
+            held += step
 
     def followed(self, ancestor: Sequence[Certificate], signed: Set[str]) -> bool:
         """Whether a peer without links of its own follows what these have signed: enough of the established that were
@@ -131,7 +129,8 @@ class ForkRule:
         return bool(weights) and _support(weights, signed)
 
     def _extends(self, ancestor: Sequence[Certificate], other: Sequence[Certificate]) -> ForkVerdict:
-        return ForkVerdict.FOLLOW if self.followed(ancestor, signers(other)) else ForkVerdict.WEIGHTLESS
+        followed = not ancestor or self.followed(ancestor, signers(other))
+        return ForkVerdict.FOLLOW if followed else ForkVerdict.WEIGHTLESS
 
     @staticmethod
     def _by_tokens(own: Sequence[Certificate], other: Sequence[Certificate]) -> ForkVerdict:
@@ -156,6 +155,16 @@ def capped(weights: Mapping[str, int]) -> dict[str, int]:
 def _support(weights: Mapping[str, int], signed: Set[str]) -> bool:
     """Whether the signers hold over two fifths of the `capped` weight, which takes over a quarter of the tokens."""
     return 5 * sum(weight for peer_id, weight in weights.items() if peer_id in signed) > 2 * sum(weights.values())
+
+
+def _first_support(weights: Mapping[str, int], links: Iterable[Certificate]) -> int:
+    """Of how many of these links the signers together hold enough; 0: not even those of all."""
+    signed = set[str]()
+    for count, certificate in enumerate(links, 1):
+        signed |= certificate.signatures.keys()
+        if _support(weights, signed):
+            return count
+    return 0
 
 
 def listed(links: Iterable[Certificate]) -> set[str]:

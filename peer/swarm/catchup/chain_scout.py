@@ -18,6 +18,7 @@ from peer.protocol.lineage import Certificate, RosterLimits, check_chain, heavie
 from peer.protocol.manifest import MAX_ROUNDS
 from peer.protocol.records import PeerRecord
 from peer.swarm.catchup.newest_checkpoint import NewestCheckpoint
+from peer.swarm.state.certificate_file import CertificateFile
 from peer.swarm.state.chain import ChainStore
 from peer.swarm.state.run_control import RunControl
 
@@ -155,7 +156,8 @@ class ChainScout:
     async def look(self, donor: str, claimed_round: int) -> Sequence[Certificate]:
         """The donor's chain from genesis, checked; of its links those that it shares with this node's are not fetched.
 
-        A node with a chain of its own looks at no more than `MOST_LINKS` of another branch: they show who signs it.
+        A node with a chain of its own looks at no more than `MOST_LINKS` of another branch: they show who signs it. A
+        newcomer keeps what it reads in a file.
 
         Raises:
             NothingNewError: it has no link after the round that this node leaves no more.
@@ -170,21 +172,22 @@ class ChainScout:
         start, links = await self._meet(donor, own)
         shared, more = start + shared_links(own[start:], links), len(links) == LINKS_PER_REQUEST
         links = links[shared - start :]
-        parent, new = id_of(own, shared - 1) if shared else self._history.genesis, list[Certificate]()
-        seen = tally_of(own[:shared]).rounds
+        parent = id_of(own, shared - 1) if shared else self._history.genesis
+        chain: Sequence[Certificate] = own[:shared]
+        seen, file = tally_of(chain).rounds, None if own else self._history.claimed()
         most = min(possible, shared + MOST_LINKS) if own else possible
         while links:
-            await check_links(links, self._run_id, parent, shared + len(new), self.rules.limits, seen)
+            await check_links(links, self._run_id, parent, len(chain), self.rules.limits, seen)
             parent = links[-1].link.id
-            new += links
-            if not own and self._misses_checkpoint(new):
+            chain = extended(chain, links) if file is None else _written(file, links, donor)
+            if not own and self._misses_checkpoint(chain):
                 raise ProtocolError(f"the chain of {donor} does not lead through the newest checkpoint")
-            left = min(most, max(claimed_round, shared) + SLACK_LINKS) - shared - len(new)
+            left = min(most, max(claimed_round, shared) + SLACK_LINKS) - len(chain)
             if left <= 0 or not more or (not own and self._history.chain):  # another chain was taken meanwhile
                 break
-            links = await self._source.links(donor, shared + len(new), min(left, LINKS_PER_REQUEST))
+            links = await self._source.links(donor, len(chain), min(left, LINKS_PER_REQUEST))
             more = len(links) == LINKS_PER_REQUEST
-        return extended(own[:shared], new)
+        return chain
 
     def _misses_checkpoint(self, chain: Sequence[Certificate]) -> bool:
         newest = self._checkpoints.newest
@@ -233,6 +236,13 @@ class ChainScout:
         if self.rules.ends(chain) and not lived:
             return ForkVerdict.KEEP
         return choose(self._rule, self._checkpoints.binding(own), own[:shared], own[shared:], chain[shared:])
+
+
+def _written(file: CertificateFile, links: Sequence[Certificate], donor: str) -> Sequence[Certificate]:
+    try:
+        return file.extended(links)
+    except OSError as error:
+        raise ProtocolError(f"no room on this disk for the chain of {donor}: {error.strerror}") from None
 
 
 async def check_links(

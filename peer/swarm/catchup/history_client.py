@@ -99,7 +99,7 @@ class HistoryClient:
         """
         own = local.history.chain
         if local.valid and shared_links(own, chain) == len(own):
-            onward = list(chain[len(own) :])
+            onward = chain[len(own) :]
             replayed = await self._replay(donor, onward, local, follower)
             if onward and replayed == len(onward):
                 return CaughtUp(donor=donor, replayed=replayed, snapshot_round=None)
@@ -146,7 +146,9 @@ class HistoryClient:
             self.requests.state_digest, link, peers, patience_s, known, timing=self.timing, clock=self._node.clock
         )
 
-    async def _replay(self, donor: str, onward: list[Certificate], local: LocalState, follower: ChainFollower) -> int:
+    async def _replay(
+        self, donor: str, onward: Sequence[Certificate], local: LocalState, follower: ChainFollower
+    ) -> int:
         """Apply certified updates one by one; -> how many, fewer if the donor lacks one, or its round's members carried
         on another state than this peer's.
         """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import tempfile
 import threading
 import weakref
 from array import array
@@ -45,6 +46,11 @@ class CertificateFile:
         self._counting = threading.Lock()
         self._descriptor: int | None = None
         self._rest = False  # whether more is in the file than the certificates that were read from it
+
+    @classmethod
+    def unnamed(cls, folder: Path, genesis: str) -> CertificateFile:
+        """An empty one that no other process sees, and that is gone with this object."""
+        return _Unnamed(folder / "unnamed", genesis)
 
     def __len__(self) -> int:
         return len(self._ids) // ID_BYTES
@@ -128,10 +134,12 @@ class CertificateFile:
             yield self._open(os.O_RDONLY)
 
     def _open(self, flags: int) -> int:
-        if self._descriptor is None:
-            self._descriptor = os.open(self.path, flags, 0o600)
-            weakref.finalize(self, os.close, self._descriptor)
-        return self._descriptor
+        return self._hold(os.open(self.path, flags, 0o600)) if self._descriptor is None else self._descriptor
+
+    def _hold(self, descriptor: int) -> int:
+        self._descriptor = descriptor
+        weakref.finalize(self, os.close, descriptor)
+        return descriptor
 
     def add(self, certificate: Certificate) -> str:
         """Hold one more, in memory until `flush`; -> its lineage id."""
@@ -142,6 +150,17 @@ class CertificateFile:
         self.coverage.add(certificate.link)
         self._ids += bytes.fromhex(lineage_id)
         return lineage_id
+
+    def extended(self, links: Sequence[Certificate]) -> Chain:
+        """Hold more, and write them; -> all that it holds.
+
+        Raises:
+            OSError: see `flush`.
+        """
+        for certificate in links:
+            self.add(certificate)
+        self.flush()
+        return self.chain
 
     def flush(self) -> None:
         """Write what is in memory alone.
@@ -205,3 +224,11 @@ class CertificateFile:
         held = chain.stop if isinstance(chain, Chain) and chain.file is self and chain.start == 0 else 0
         yield from ((self.line(place).rstrip() + b"\n", self.id(place)) for place in range(held))
         yield from ((dump_json(one) + b"\n", one.link.id) for one in chain[held:])
+
+
+class _Unnamed(CertificateFile):
+    def _open(self, flags: int) -> int:
+        if self._descriptor is None:
+            with tempfile.TemporaryFile(dir=self.path.parent) as file:
+                self._hold(os.dup(file.fileno()))
+        return super()._open(flags)

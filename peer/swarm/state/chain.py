@@ -77,6 +77,10 @@ class ChainStore:
         """What of the run's data was trained on."""
         return self._file.coverage
 
+    def claimed(self) -> CertificateFile:
+        """An empty file for a chain from genesis that another peer claims."""
+        return CertificateFile.unnamed(self.folder, self.genesis)
+
     def load(self, path: Path, lineage_id: str) -> bool:
         """Take the chain in `path` up to `lineage_id`; False when it does not lead there."""
         file = CertificateFile(path, self.genesis, self._shards)

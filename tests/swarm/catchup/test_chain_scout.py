@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -19,6 +21,7 @@ from peer.swarm.catchup.checkpoint_exchange import CheckpointExchange
 from peer.swarm.catchup.history_server import history_name
 from peer.swarm.catchup.newest_checkpoint import NewestCheckpoint
 from peer.swarm.net.stream import StreamClosedError
+from peer.swarm.state import certificate_file
 from tests.swarm.donor import Joiner, ScriptedDonor
 from tests.swarm.runs import RUN, Run
 
@@ -63,6 +66,32 @@ async def test_of_another_branch_no_more_links_are_read_than_show_who_signs_it(
     chain = await joiner.scout.look(donor.peer_id, 30)
     assert len(chain) == 8
     assert joiner.scout.judge(joiner.scout.carried(chain)) is ForkVerdict.KEEP
+
+
+async def test_a_newcomer_reads_a_long_chain_into_a_file_that_nobody_sees(network, tmp_path, monkeypatch):
+    monkeypatch.setattr(chain_scout, "LINKS_PER_REQUEST", 7)
+    monkeypatch.setattr(certificate_file, "NEWEST", 5)
+    newcomer, donor = Joiner(network, tmp_path / "newcomer"), await forger(network, tmp_path, 30)
+    before = sorted((tmp_path / "newcomer").rglob("*"))
+    chain = await newcomer.scout.look(donor.peer_id, 30)
+    assert chain == donor.chain
+    assert (len(chain.file._newest), chain.tail) == (5, ())
+    assert sorted((tmp_path / "newcomer").rglob("*")) == before
+    descriptor = chain.file._descriptor
+    assert newcomer.scout.judge(newcomer.scout.carried(chain)) is ForkVerdict.FOLLOW
+    newcomer.history.replace(chain)
+    del chain
+    gc.collect()
+    assert newcomer.history.chain == donor.chain
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
+
+
+async def test_a_newcomer_without_room_for_a_chain_says_so(network, tmp_path, monkeypatch):
+    newcomer, donor = Joiner(network, tmp_path / "newcomer"), await forger(network, tmp_path, 30)
+    monkeypatch.setattr(os, "pwrite", lambda *_: 0)
+    with pytest.raises(ProtocolError, match=r"no room on this disk for the chain of .*: No space left on device"):
+        await newcomer.scout.look(donor.peer_id, 30)
 
 
 async def test_a_chain_that_leaves_before_the_checkpoint_is_refused_after_one_look(network, joiner, tmp_path):

@@ -5,8 +5,10 @@ that lacks an earlier stage is not to blame for a later one: without a contribut
 remains are *disputes*: pairs of which one member stalls or lies. A member in dispute with more than two thirds of the
 others stalls, and all refuse it. Of a pair that nothing else explains, each refuses the other; a third member refuses
 the one with which it is in dispute as well, and the rest leave out the one with fewer committed rounds, on a tie both.
-Disputes are remembered, so that no member picks its victims one by one. A member that stalls by this rule itself
-refuses no other that does: the network has cut them off together, and they make rounds of their own.
+Disputes are remembered, so that no member picks its victims one by one; but not those of a failure that no single
+member explains: the network was cut, and after further cuts all members would be in dispute with most. A member that
+stalls by this rule itself refuses no other that does: the network has cut them off together, and they make rounds of
+their own.
 
 The first failure has no consequence: it may be a bad line, or a machine that slept. After it a peer has a debt of
 `FACTOR` times the seconds that it cost, which passes with time; a peer that fails again before is refused for what is
@@ -180,8 +182,9 @@ class StallBook:
         self._judge(failure)
         pairs = self._open(failure)
         opponents = {peer_id for pair in pairs if self._own_id in pair for peer_id in pair - {self._own_id}}
+        cut = bool(pairs) and not frozenset.intersection(*self._pairs(failure))
         for pair in pairs:
-            if len(self._disputes) < MAX_REMEMBERED:
+            if not cut and len(self._disputes) < MAX_REMEMBERED:
                 self._disputes.add(pair)
             self._part(pair, failure.wasted_s, opponents)
 
@@ -205,15 +208,19 @@ class StallBook:
         if self._own_id in failure.guilty:
             self._acquit(failure)
 
+    def _open(self, failure: _Failure, *, hasty: bool = False) -> set[Pair]:
+        """The disputes that no guilty member explains."""
+        return {pair for pair in self._pairs(failure, hasty=hasty) if not pair & failure.guilty}
+
     @staticmethod
-    def _open(failure: _Failure, *, hasty: bool = False) -> set[Pair]:
-        """The disputes that no guilty member explains; `hasty`: also with members that may still explain themselves."""
+    def _pairs(failure: _Failure, *, hasty: bool = False) -> set[Pair]:
+        """All disputes; `hasty`: also with members that may still explain themselves."""
         pairs = set()
         for accuser, lack in failure.lacks.items():
             for peer_id in lack.names & failure.members - {accuser} if lack is not None else ():
                 if (blamed := failure.blamed(peer_id, lack, hasty=hasty)) not in (None, accuser):
                     pairs.add(frozenset({accuser, str(blamed)}))
-        return {pair for pair in pairs if not pair & failure.guilty}
+        return pairs
 
     # -- consequences ------------------------------------------------------------------------------------------------
 

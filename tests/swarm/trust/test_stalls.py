@@ -180,6 +180,31 @@ def test_members_that_are_cut_off_together_refuse_none_of_each_other(near):
     assert [there.refused(owner) for owner in far] == [set(near)] * len(far)
 
 
+@pytest.mark.parametrize("near", [4, 5, 6])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_network_that_is_cut_again_and_again_makes_no_member_refuse_one_of_its_side(near, seed):
+    members, rng = tuple("abcdefgh"), random.Random(seed)
+    books = Books(members=members)
+    for cut in range(12):
+        for side in sides(rng.sample(members, 8), near):
+            far = " ".join(set(members) - set(side))
+            first, *others = rng.sample(side, len(side))
+            for owner in side:
+                book = books.books[owner]
+                for member in rng.sample([first, *others], len(side)):  # a word may come before the one that it names
+                    lack = f"contribution {far}" if member == first or rng.random() < 0.5 else f"word {first}"
+                    stage, *names = lack.split()
+                    book.told(str(cut), members, member, Lack(stage, frozenset(names)), LOST_S)
+                book.settle(str(cut))
+                assert not books.refused(owner) & set(side), (cut, owner, side)
+        books.clock.now += 2 * FACTOR * LOST_S
+        books.commit(members)
+
+
+def sides(members, near):
+    return members[:near], members[near:]
+
+
 def test_who_was_refused_before_is_refused_although_this_peer_is_cut_off_with_it():
     members = tuple("abcdefgh")
     books = Books("f", members=members)

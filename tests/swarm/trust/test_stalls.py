@@ -180,6 +180,26 @@ def test_members_that_are_cut_off_together_refuse_none_of_each_other(near):
     assert [there.refused(owner) for owner in far] == [set(near)] * len(far)
 
 
+@pytest.mark.parametrize("others", [6, 14, 62])
+@pytest.mark.parametrize("accomplice", [False, True])
+def test_who_picks_its_victims_in_turn_costs_little_with_an_accomplice_that_makes_it_look_like_a_cut(
+    others, accomplice
+):
+    honest = [f"m{number}" for number in range(others)]
+    books = Books(*honest, members=(*honest, LIAR, "y"))
+    began, turns, failures = books.clock.now, itertools.cycle(range(others)), 0
+    while books.clock.now < began + 3600.0:
+        if 2 * sum(books.books[owner].refuses(LIAR) for owner in honest) >= others:
+            books.clock.now += LOST_S  # it gets no seat, and the others make a round
+            books.commit(honest)
+            continue
+        victim = next(turns)
+        words = {"y": f"contribution {honest[(victim + others // 2) % others]}"} if accomplice else {}
+        books.fail(**{honest[victim]: f"contribution {LIAR}"}, **words)
+        failures += 1
+    assert failures * LOST_S < 0.08 * 3600.0
+
+
 @pytest.mark.parametrize("near", [4, 5, 6])
 @pytest.mark.parametrize("seed", range(5))
 def test_a_network_that_is_cut_again_and_again_makes_no_member_refuse_one_of_its_side(near, seed):

@@ -13,7 +13,7 @@ RECIPES := $(patsubst %,tests/network/test_%.py,local_rules shared_steps every_s
 	uneven_peers limits streaming)
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo lint docs test page long slices recipes architectures bench dist chaos clean
+.PHONY: help env demo lint style types docs test page long slices recipes architectures bench dist chaos clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,20 +24,24 @@ $(STAMP): $(MADE_OF)
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' || \
 		{ echo "atoll: needs Python 3.11 to 3.13, but '$(PYTHON)' is $$($(PYTHON) --version); set PYTHON=" >&2; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e ".[dev]"
 	rm -f $(VENV)/.atoll-*
 	touch $@
 
 demo: env ## a bootstrap and several peers on this machine (REPORT=file.json keeps the figures)
 	$(BIN)/atoll demo $(if $(REPORT),--report $(REPORT))
 
-lint: env ## style, types, import floors, spelling, plain English, links
+lint: style types ## style, types, import floors, spelling, plain English, links
+
+style: env
 	$(BIN)/ruff check .
-	$(BIN)/mypy --strict atoll peer bootstrap benchmarks
 	$(BIN)/lint-imports
 	$(BIN)/codespell
 	$(BIN)/python .ci/prose.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+types: env
+	$(BIN)/mypy --strict atoll peer bootstrap benchmarks
 
 docs: env ## the documentation as a site, into build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build

@@ -24,7 +24,7 @@ $(STAMP): $(MADE_OF)
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' || \
 		{ echo "atoll: needs Python 3.11 to 3.13, but '$(PYTHON)' is $$($(PYTHON) --version); set PYTHON=" >&2; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e ".[dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	rm -f $(VENV)/.atoll-*
 	touch $@
 

@@ -71,11 +71,12 @@ def stack() -> Iterator[ExitStack]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("rounds", [30, pytest.param(200, marks=pytest.mark.long)])
+@pytest.mark.parametrize("eventful", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_scripts_with_a_model_of_their_own_end_with_equal_weights(
-    tmp_path: Path, stack: ExitStack, rounds: int
+    tmp_path: Path, stack: ExitStack, eventful: bool
 ) -> None:
-    """Two in a short run; in a long one a third is killed, and another comes late and finds them at work."""
+    """Two; or three of which one is killed, and a fourth that comes late and finds them at work."""
+    rounds = 200 if eventful else 30
     subprocess.run(
         [sys.executable, str(ROOT / "examples/own_loop.py"), "--init", str(tmp_path / "run"), "--rounds", str(rounds)],
         check=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -88,7 +89,7 @@ def test_scripts_with_a_model_of_their_own_end_with_equal_weights(
         script = Script(tmp_path / name, "own_loop.py", "--join", bootstrap.address)
         return stack.enter_context(closing(script))
 
-    if rounds == 200:
+    if eventful:
         ended = three_of_four(start, "model.safetensors", 400.0)
     else:
         ended = ending((start("one"), start("two")), "model.safetensors", 200.0)

@@ -71,6 +71,7 @@ def limit_of(recipe: Recipe, layout: FlatLayout, profiles: Profiles, step_s: flo
     """
     if found.utilisation >= BUSY:
         return "computing"
+
     def helps(name: str) -> float:
         relieved = [_RELIEFS[name](profile) for profile in profiles]
         if relieved == list(profiles):

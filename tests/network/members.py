@@ -73,6 +73,11 @@ class Member:
         return [record for record in self.records if record.status == "committed"]
 
     @property
+    def recorded(self) -> int:
+        """The last round whose record it has read; its agent changes the head before it reports."""
+        return self.committed[-1].round if self.committed else 0
+
+    @property
     def head(self) -> Head | None:
         assert self.sync is not None
         return self.sync.memory.head

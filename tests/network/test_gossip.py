@@ -166,7 +166,7 @@ def test_peers_that_share_a_few_parameters_go_the_simulators_way_through_a_kill_
     swarm.drive(lambda: all_seen(members))
     for member in members:
         member.last_step = steps * rounds
-    swarm.drive(lambda: all(member.round == rounds and not member.in_round for member in members))
+    swarm.drive(lambda: all(member.round == member.recorded == rounds and not member.in_round for member in members))
     assert {len(record.members) for member in members for record in member.committed} == {3}, swarm.explain()
     simulators = [one.parameters for one in simulated(manifest, task, INNER, steps * rounds, orders_of(members))]
     for member, theirs in zip(members, simulators, strict=True):

@@ -55,7 +55,7 @@ SPEEDS = {"paba": {1.0: 5, 0.4: 2}}  # and the steps of a peer that is as fast, 
 def at_end(member: Member, links: int) -> bool:
     """It has the last anchor, if it has not merged it yet."""
     head = member.head  # the agent may be about to change it
-    return head is not None and head.round == links and not member.in_round
+    return head is not None and head.round == member.recorded == links and not member.in_round
 
 
 @pytest.mark.parametrize("name", [  # the others see the same parts of a peer

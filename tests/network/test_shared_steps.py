@@ -58,7 +58,7 @@ def test_three_peers_step_as_in_the_simulator_through_a_kill_and_with_a_newcomer
     swarm.drive(lambda: all(member.swarm and len(member.swarm.peers) == len(members) for member in members))
     for member in members:
         member.last_step = ROUNDS
-    drive_lockstep(swarm, lambda: all(member.round == ROUNDS for member in members))
+    drive_lockstep(swarm, lambda: all(member.round == member.recorded == ROUNDS for member in members))
     profiles = [PeerProfile(up_bytes_s=lines.get(member.name, math.inf) * 125_000) for member in members]
     outer = simulated(manifest, task, manifest.inner, ROUNDS, orders_of(members), profiles)[0].outer
     for member in members:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from benchmarks import links
 from benchmarks.links import ShapedLine, build_parser, exchange, state
 from peer.outer.compress.registry import compressor
@@ -9,6 +11,7 @@ from peer.outer.compress.registry import compressor
 NUMEL, MBIT = 1_000_000, 400
 
 
+@pytest.mark.long
 def test_state_transfers_and_exchanges_cross_the_line(monkeypatch):
     wire = compressor("int8").wire_bytes(NUMEL)
     monkeypatch.setattr(links, "EXCHANGED", NUMEL)

@@ -13,7 +13,7 @@ RECIPES := $(patsubst %,tests/network/test_%.py,local_rules shared_steps every_s
 	uneven_peers limits streaming)
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo lint style types docs test page long slices recipes architectures bench dist chaos clean
+.PHONY: help env demo lint style types docs bytecode test page long slices recipes architectures bench dist chaos clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,7 +24,7 @@ $(STAMP): $(MADE_OF)
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' || \
 		{ echo "atoll: needs Python 3.11 to 3.13, but '$(PYTHON)' is $$($(PYTHON) --version); set PYTHON=" >&2; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e ".[dev]"
 	rm -f $(VENV)/.atoll-*
 	touch $@
 
@@ -46,7 +46,10 @@ types: env
 docs: env ## the documentation as a site, into build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
-test: lint ## lint, then all tests but the long ones, WORKERS=3 at a time: a third of the time they wait
+bytecode: env
+	$(BIN)/python -m compileall -q $(VENV)/lib >/dev/null || true  # templates of packages are no modules
+
+test: lint bytecode ## lint, then all tests but the long ones, WORKERS=3 at a time: a third of the time they wait
 	$(BIN)/pytest tests -x -q -m "not long" -n $(WORKERS) --dist worksteal --ignore=tests/network/chaos --ignore=tests/page
 
 long: env ## the long tests: mixed faults, real trainers that stop and resume, a compiled model, the GPU's benchmark on a CPU

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -30,7 +31,7 @@ from peer.swarm.round.outbox import bounded, start_senders
 from peer.swarm.round.persistent_group import PersistentGroup, abort_stream
 from peer.swarm.round.signatures import GroupsDifferError, MalformedError
 from peer.swarm.round.strategy import ExchangeStrategy
-from peer.swarm.round.votes import collect_votes
+from peer.swarm.round.votes import VoteCount
 from peer.swarm.runtime.buffer_pool import BufferPool
 from peer.swarm.runtime.futures import done_at
 from peer.swarm.runtime.tasks import cancel_and_wait, unless
@@ -167,7 +168,7 @@ class Exchange:
         return replace(exchanged, residuals=self._strategy.residuals(buffers))
 
     async def commit(self, group: Group, link: Link) -> Certificate:
-        """Sign the link, collect the others' votes; returns once two thirds agree. Raises RoundAborted."""
+        """Sign the link, collect the others' votes; two thirds must agree. Raises RoundAborted."""
         buffers = self._buffers
         assert buffers is not None
         assert buffers.group is group
@@ -175,14 +176,15 @@ class Exchange:
         signature = self._node.identity.sign(VOTE_DOMAIN, bytes.fromhex(link_id)).hex()
         buffers.own.vote.set_result(VoteMessage(link_id=link_id, signature=signature))
         odd = partial(self._observer.odd_vote, buffers)
-        try:
-            own, late_s = {group.me: signature}, self._node.timing.late_vote_s
-            signatures = await collect_votes(buffers, link, own, self._clock, late_s, odd)
-        except RoundAborted:
-            if self._clock() >= buffers.deadline and buffers.too_short(buffers.lack()):
-                self._budget.allow_longer(buffers.wire_bytes)
-            raise
-        await self._all_sent(buffers)
+        with closing(VoteCount(buffers, link, {group.me: signature}, self._clock, odd)) as votes:
+            try:
+                await votes.decide(self._node.timing.late_vote_s)
+            except RoundAborted:
+                if self._clock() >= buffers.deadline and buffers.too_short(buffers.lack()):
+                    self._budget.allow_longer(buffers.wire_bytes)
+                raise
+            await self._all_sent(buffers)
+            signatures = await votes.all()
         await self._strategy.commit()  # while what was encoded is still as it was
         self._observer.committed(buffers, self._lateness.late)
         return Certificate(link=link, signatures=signatures)

@@ -13,39 +13,69 @@ from peer.swarm.round.inbox import RoundBuffers
 from peer.system.clock import Clock
 
 log = logging.getLogger(__name__)
+LAST_VOTE_SHARE = 0.1
+"""Of the time that a round has taken: so long may a member make it longer by voting last."""
 
 
-async def collect_votes(
-    buffers: RoundBuffers, link: Link, own: dict[str, str], clock: Clock, late_s: float,
-    on_odd: Callable[[str, bool], None] = lambda *_: None,
-) -> dict[str, str]:
-    """Signatures by peer id, this peer's `own` among them; returns once two thirds agree.
-
-    Votes that arrived before a suspend of this machine do not count: it would commit alone a round that the others may
-    have abandoned, and drop it soon after. If they did commit it, they say so when they are asked.
+class VoteCount:
+    """The signatures of one link by peer id, this peer's `own` among them; `close` ends the count.
 
     Args:
-        late_s: after the deadline: this machine has slept, and the others have given the round up meanwhile.
         on_odd: called with a member that signed another link (False), or none that it could have signed (True).
-
-    Raises:
-        RoundAborted: too many disagree, or did not vote by the round's deadline.
     """
-    signatures, members, link_id = dict(own), len(buffers.order), link.id
-    waiting = {asyncio.ensure_future(_vote_of(buffers, peer_id, link_id, on_odd)) for peer_id in buffers.inboxes}
-    try:
-        while len(signatures) < quorum(members):
-            if not waiting:
-                raise RoundAborted("commit", _disagreement(buffers, link_id, signatures))
-            left = max(0.0, buffers.deadline - clock())
-            done, waiting = await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-            if not done or clock() > buffers.deadline + late_s:
-                raise RoundAborted("commit", f"{len(signatures)} of {members} votes by the deadline")
-            signatures.update(vote for task in done if (vote := task.result()) is not None)
-    finally:
-        for task in waiting:
+
+    def __init__(
+        self, buffers: RoundBuffers, link: Link, own: dict[str, str], clock: Clock,
+        on_odd: Callable[[str, bool], None] = lambda *_: None,
+    ) -> None:  # fmt: skip
+        self._buffers, self._link, self._clock = buffers, link, clock
+        self.signatures = dict(own)
+        votes = [_vote_of(buffers, peer_id, link.id, on_odd) for peer_id in buffers.inboxes]
+        self._waiting = {asyncio.ensure_future(vote) for vote in votes}
+
+    async def decide(self, late_s: float) -> None:
+        """Wait until two thirds agree.
+
+        Votes that arrived before a suspend of this machine do not count: it would commit alone a round that the others
+        may have abandoned, and drop it soon after. If they did commit it, they say so when they are asked.
+
+        Args:
+            late_s: after the deadline: this machine has slept, and the others have given the round up meanwhile.
+
+        Raises:
+            RoundAborted: too many disagree, or did not vote by the round's deadline.
+        """
+        buffers, members = self._buffers, len(self._buffers.order)
+        while len(self.signatures) < quorum(members):
+            if not self._waiting:
+                raise RoundAborted("commit", _disagreement(buffers, self._link.id, self.signatures))
+            left = max(0.0, buffers.deadline - self._clock())
+            came = await self._next(left)
+            if came is None or self._clock() > buffers.deadline + late_s:
+                raise RoundAborted("commit", f"{len(self.signatures)} of {members} votes by the deadline")
+            self.signatures.update(came)
+
+    async def all(self) -> dict[str, str]:
+        """Wait for the other votes too, a tenth as long as the round has taken: fork choice weighs signers, and two
+        parts of a swarm would each leave for the other if what each sees of its own branch lacked a signer.
+        """
+        now = self._clock()
+        until = now + LAST_VOTE_SHARE * (now - self._buffers.began)
+        while self._waiting and (came := await self._next(max(0.0, until - self._clock()))) is not None:
+            self.signatures.update(came)
+        return self.signatures
+
+    async def _next(self, timeout_s: float) -> dict[str, str] | None:
+        """The votes for this link among those that come next; None: none came."""
+        done, self._waiting = await asyncio.wait(
+            self._waiting, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+        )  # fmt: skip
+        return dict(vote for task in done if (vote := task.result()) is not None) if done else None
+
+    def close(self) -> None:
+        """Wait for no vote any longer."""
+        for task in self._waiting:
             task.cancel()
-    return signatures
 
 
 async def _vote_of(

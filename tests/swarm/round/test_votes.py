@@ -92,3 +92,40 @@ async def test_votes_that_lay_here_while_the_machine_slept_do_not_count(network)
     now[0] = sleeper._buffers.deadline + 10.0
     with pytest.raises(RoundAborted, match="1 of 3 votes by the deadline"):
         await sleeper.commit(table.groups[2], links[2])
+
+
+async def votes_of(table, indices, took_s):
+    """The commits of these members, two thirds of all, after a round that took so long; and the link of each."""
+    now = [0.0]
+    for exchange in table.exchanges:
+        exchange._clock = lambda: now[0]
+    outcomes = await table.all()
+    now[0] = took_s
+    for exchange in table.exchanges:
+        exchange._buffers.deadline = 2.0 * took_s
+    links = [table.link(index, outcome.update) for index, outcome in enumerate(outcomes)]
+    commits = [asyncio.ensure_future(table.exchanges[i].commit(table.groups[i], links[i])) for i in indices]
+    ids = {table.nodes[index].peer_id for index in indices}
+    inboxes = [table.exchanges[index]._buffers.inboxes for index in indices]
+    votes = [inbox.vote for each in inboxes for peer_id, inbox in each.items() if peer_id in ids]
+    await asyncio.wait_for(asyncio.wait(votes), 5.0)
+    return commits, links
+
+
+@pytest.mark.parametrize("count", [3, 4, 5])
+async def test_all_copies_of_a_link_carry_the_last_vote_too(network, count):
+    """Fork choice weighs signers: what two copies say of a branch must be the same."""
+    table = Table(network, count)
+    commits, links = await votes_of(table, range(count - 1), 20.0)
+    last = asyncio.ensure_future(table.exchanges[-1].commit(table.groups[-1], links[-1]))
+    certificates = await asyncio.wait_for(asyncio.gather(*commits, last), 5.0)
+    assert {frozenset(one.signatures) for one in certificates} == {frozenset(node.peer_id for node in table.nodes)}
+
+
+async def test_a_member_that_does_not_vote_costs_a_tenth_of_the_round(network):
+    table = Table(network, 3)
+    began = asyncio.get_running_loop().time()
+    commits, _ = await votes_of(table, range(2), 5.0)
+    certificates = await asyncio.wait_for(asyncio.gather(*commits), 5.0)
+    assert [len(one.signatures) for one in certificates] == [2, 2]
+    assert asyncio.get_running_loop().time() - began >= 0.5

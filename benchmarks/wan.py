@@ -68,6 +68,7 @@ class Case:
     Attributes:
         last_mbit: of the last peer's line, where it has another one.
         steps: of a round.
+        step_s: a step takes at least so long, of the slow peer SLOWNESS times as long.
     """
 
     recipe: str
@@ -78,6 +79,7 @@ class Case:
     peers: int = PEERS
     last_mbit: float | None = None
     steps: int = STEPS
+    step_s: float = STEP_S
 
     @property
     def what(self) -> str:
@@ -199,7 +201,7 @@ class Machines:
         self._internet.behind(name, Link(mbit=mbit, delay_ms=DELAY_MS, loss=case.loss, queue_ms=500.0, seed=index))
         slow = SLOWNESS if case.slow and last else 1.0
         command = [
-            sys.executable, "-m", "benchmarks.wan_peer", str(STEP_S * slow), "waits" if case.waits else "goes-on",
+            sys.executable, "-m", "benchmarks.wan_peer", str(case.step_s * slow), "waits" if case.waits else "goes-on",
             address, "--output-dir", str(own), "--host-maddrs", PORT, "--nickname", name, "--logging-steps", "1",
             "--eval-every-rounds", "0", "--save-steps", "0", "--no-nat-port-map", "--torch-threads", "1", "--json",
             "--train-files", *map(str, sorted(Path(asyncio.__file__).parent.glob("*.py"))),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Protocol
 
-from peer.errors import ProtocolError
+from peer.errors import AtollError, ProtocolError
 from peer.outer.recipe.plan import RunPlan
 from peer.protocol.chain import extended, id_of, shared_links, tally_of
 from peer.protocol.checkpoints import Checkpoint, choose
@@ -32,6 +32,10 @@ GRACE_ROUNDS = 1000  # that are always believed: clocks differ
 
 class NothingNewError(ProtocolError):
     """A donor has no link to show that this node lacks: what it claimed is of a moment before."""
+
+
+class NoRoomError(AtollError):
+    """This machine's disk has no room for the chain that a donor shows."""
 
 
 class LinkSource(Protocol):
@@ -160,6 +164,7 @@ class ChainScout:
         newcomer keeps what it reads in a file.
 
         Raises:
+            NoRoomError: the disk is full.
             NothingNewError: it has no link after the round that this node leaves no more.
             ProtocolError: it does not verify, does not lead through the newest checkpoint, or leaves this node's chain
                 further back than any verdict could follow.
@@ -242,7 +247,8 @@ def _written(file: CertificateFile, links: Sequence[Certificate], donor: str) ->
     try:
         return file.extended(links)
     except OSError as error:
-        raise ProtocolError(f"no room on this disk for the chain of {donor}: {error.strerror}") from None
+        where = f"{file.path.parent}: {error.strerror}"
+        raise NoRoomError(f"no room for the chain of {donor} in {where}; free some space") from None
 
 
 async def check_links(

@@ -17,7 +17,7 @@ from peer.outer.state.wire_format import AnyUpdate
 from peer.protocol.chain import GivenUp, given_up, shared_links
 from peer.protocol.fork_choice import ForkVerdict
 from peer.protocol.lineage import Certificate, Position, quorum
-from peer.swarm.catchup.chain_scout import ChainRules, ChainScout, NothingNewError
+from peer.swarm.catchup.chain_scout import ChainRules, ChainScout, NoRoomError, NothingNewError
 from peer.swarm.catchup.donors import DonorQueue, LocalState, helpers
 from peer.swarm.catchup.genesis import fetch_genesis
 from peer.swarm.catchup.history_client import CaughtUp, HistoryClient
@@ -33,7 +33,7 @@ from peer.swarm.state.store import StateStore
 log = logging.getLogger(__name__)
 LOOKS_AT_ONCE = 4
 LINKS_A_SECOND = 100.0  # links of a donor that are turned down: to verify one takes some two milliseconds
-DONOR_FAILURES = (TimeoutError, ProtocolError, StreamClosedError)
+DONOR_FAILURES = (TimeoutError, ProtocolError, StreamClosedError, NoRoomError)
 
 
 class CatchUpHost(Protocol):
@@ -140,6 +140,10 @@ class ForkChoice:
             raise
         except ProtocolError as error:
             self._accuse(donor, str(error))
+            raise
+        except NoRoomError as error:  # no fault of the donor
+            log.warning("%s", error)
+            self._queue.distrust(donor, self._node.timing.not_heavier_s)
             raise
         except (TimeoutError, StreamClosedError) as error:
             self._left(donor, error)

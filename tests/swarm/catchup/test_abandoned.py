@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 from types import SimpleNamespace
 
 from peer.protocol.identity import Identity
@@ -102,5 +103,32 @@ async def test_whoever_claims_what_it_cannot_show_any_more_is_left_for_seconds_o
     try:
         await choice.look_around()
         assert (choice._queue.distrusted, accused) == ({donor}, [])
+    finally:
+        await network.close()
+
+
+async def test_a_full_disk_is_no_fault_of_the_donor(tmp_path, monkeypatch, caplog):
+    """It is asked again soon: only one that lies is left alone for a minute."""
+    network = MemoryNetwork()
+    network.retime(not_heavier_s=0.01, distrust_s=1000.0)
+    run = Run(tmp_path / "run").commit(3)
+    choice, donor = await beside(network, tmp_path, run, run, run.state.lineage_id)
+    newcomer = Joiner(network, tmp_path / "newcomer")
+    choice._store = SimpleNamespace(
+        position=Position(0, run.history.genesis, 0), history=newcomer.history, valid=True
+    )  # fmt: skip
+    choice.scout = newcomer.scout
+    write = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda *_: 0)
+    try:
+        await choice.look_around()
+        assert "cannot be a donor" not in caplog.text
+        assert f"no room for the chain of {donor} in " in caplog.text
+        monkeypatch.setattr(os, "pwrite", write)
+        async with asyncio.timeout(5.0):
+            while not choice.donors():
+                await choice.look_around()
+                await asyncio.sleep(0)
+        assert choice.donors() == [donor]
     finally:
         await network.close()

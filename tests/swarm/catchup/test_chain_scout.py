@@ -16,7 +16,7 @@ from peer.protocol.identity import Identity
 from peer.protocol.records import dump_json
 from peer.protocol.wire import HistoryRequest, Kind
 from peer.swarm.catchup import chain_scout
-from peer.swarm.catchup.chain_scout import NothingNewError
+from peer.swarm.catchup.chain_scout import NoRoomError, NothingNewError
 from peer.swarm.catchup.checkpoint_exchange import CheckpointExchange
 from peer.swarm.catchup.history_server import history_name
 from peer.swarm.catchup.newest_checkpoint import NewestCheckpoint
@@ -90,7 +90,7 @@ async def test_a_newcomer_reads_a_long_chain_into_a_file_that_nobody_sees(networ
 async def test_a_newcomer_without_room_for_a_chain_says_so(network, tmp_path, monkeypatch):
     newcomer, donor = Joiner(network, tmp_path / "newcomer"), await forger(network, tmp_path, 30)
     monkeypatch.setattr(os, "pwrite", lambda *_: 0)
-    with pytest.raises(ProtocolError, match=r"no room on this disk for the chain of .*: No space left on device"):
+    with pytest.raises(NoRoomError, match=r"no room for the chain of .* in .*newcomer: No space left on device; free"):
         await newcomer.scout.look(donor.peer_id, 30)
 
 

@@ -6,20 +6,16 @@ import itertools
 import logging
 import os
 import sysconfig
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from glob import glob, has_magic
 from pathlib import Path
 
-import datasets
-from huggingface_hub import hf_hub_url
-
 from peer.data.problems import FileProblem, SourceBusy
 from peer.data.shards import DataFile, Shard
 from peer.data.web import check_public
-from peer.errors import UserError, did_you_mean
+from peer.errors import UserError
 from peer.protocol.manifest import DataSpec, SourceSpec
 
 log = logging.getLogger(__name__)
@@ -28,8 +24,6 @@ RESIDENT_BYTES = 64 << 20  # local files of no more, together, are held in memor
 SHARD_BYTES, SHARD_FILES = 64 << 20, 4096  # of local files that are read one after the other
 INSTRUCTIONS = Path(__file__).with_name("instructions.jsonl")
 _STDLIB_EXCLUDED = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
-_HUB = "hf://datasets/"
-_ARCHIVES = ("zip://", "tar://", "gzip://", "bz2://", "xz://", "lz4://", "zstd://")
 OWN_FILES_HINT = "train_files takes files, folders and globs: text, jsonl, json, csv, parquet and arrow, also .gz, .zst"
 
 
@@ -143,44 +137,13 @@ def _check_public(url: str) -> None:
 
 
 def _hub(spec: SourceSpec) -> TextSource:
-    where = f"{spec.name}" + (f" (subset {spec.subset!r})" if spec.subset else "")
-    try:
-        with _no_progress_bars():
-            # the prefix keeps `datasets` from looking for a folder of that name here
-            builder = datasets.load_dataset_builder(f"{_HUB}{spec.name}", spec.subset, revision=spec.revision)
-        places = _files_of(builder, str(spec.name), spec.split)
-    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
-        raise UserError(
-            f"cannot load the data set {where}, split {spec.split!r}: {' '.join(str(error).split())}",
-            "check the name and the network, or train on your own files with the setting train_files",
-        ) from None
-    shards = [(_hub_file(str(spec.name), place),) for place in places]
+    from peer.data.hub_files import hub_files
+
+    name = f"the data set {spec.name}" + (f" (subset {spec.subset!r})" if spec.subset else "")
     return TextSource(
-        name=f"the data set {where}", shards=shards, column=spec.text_column, weight=spec.weight,
+        name=name, shards=[(file,) for file in hub_files(spec, name)], column=spec.text_column, weight=spec.weight,
         hint="choose another split or text_column, or set train_files",
     )  # fmt: skip
-
-
-def _hub_file(name: str, place: str) -> DataFile:
-    revision, _, path = place.removeprefix(f"{_HUB}{name}@").partition("/")
-    url = hf_hub_url(name, path, repo_type="dataset", revision=revision)
-    return DataFile(name=f"{name}/{path}", place=url, tag=revision, hub=True)
-
-
-def _files_of(builder: datasets.DatasetBuilder, name: str, split: str) -> list[str]:
-    """The files of a split; refuses any that is not in the data set's own repository: its card may name others."""
-    found = builder.config.data_files or {}
-    if split not in found:
-        raise ValueError(f"no such split: {did_you_mean(split, list(found)) or 'it has ' + ', '.join(found)}")
-    for files in found.values():
-        for file in files:
-            *archives, place = str(file).split("::")
-            inside = place.startswith(f"{_HUB}{name}@") and ".." not in place.split("/")
-            if not inside or not all(archive.startswith(_ARCHIVES) for archive in archives):
-                raise ValueError(f"it names the file {str(file)[:128]!r} outside of itself")
-            if archives:
-                raise ValueError(f"it keeps {str(file)[:128]!r} in an archive, which cannot be streamed")
-    return sorted(str(file) for file in found[split])
 
 
 def _walk(root: Path, enters: Callable[[str], bool]) -> list[tuple[str, Path]]:
@@ -215,15 +178,3 @@ def _expand(pattern: str) -> list[tuple[str, Path]]:
     fixed = list(itertools.takewhile(lambda part: not has_magic(part), path.parts))
     matches = [Path(match) for match in glob(pattern, recursive=True)] if has_magic(pattern) else []
     return [(match.relative_to(Path(*fixed)).as_posix(), match) for match in matches if match.is_file()]
-
-
-@contextmanager
-def _no_progress_bars() -> Iterator[None]:
-    """Keep `datasets` from drawing over the console, and leave its setting as it was."""
-    shown = datasets.are_progress_bars_disabled() is False
-    datasets.disable_progress_bars()
-    try:
-        yield
-    finally:
-        if shown:
-            datasets.enable_progress_bars()

@@ -3,6 +3,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -264,3 +266,8 @@ def test_a_mixture_of_everything_that_people_have(tmp_path, caplog):
     assert "".join(long) == "word " * 2_000_000
     assert len(documents) == 46 + len(long)
     assert ": 20 null, 20 empty, 20 number, 20 conversations without an assistant's turn" in caplog.text
+
+
+def test_text_of_this_machine_does_not_wait_for_what_only_the_hub_needs():
+    look = "import peer.data.sources, sys; print({'datasets', 'pandas'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", look], capture_output=True, text=True).stdout == "set()\n"

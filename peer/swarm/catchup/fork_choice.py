@@ -39,8 +39,8 @@ DONOR_FAILURES = (TimeoutError, ProtocolError, StreamClosedError, NoRoomError)
 class CatchUpHost(Protocol):
     """The peer that catches up; `LineageRounds` implements it."""
 
-    def on_caught_up(self) -> None:
-        """The state has changed."""
+    def on_caught_up(self, since: int) -> None:
+        """The state has changed; it was that of so many rounds, perhaps of another branch."""
 
     def on_answer(self, donor: str) -> None:
         """This donor answers."""
@@ -257,7 +257,7 @@ class ForkChoice:
 
     def _report(self, how: CaughtUp, before: Position, lost: GivenUp | None = None) -> None:
         self.caught_up_at = self._node.clock()
-        self._host.on_caught_up()
+        self._host.on_caught_up(before.round)
         reason = (
             f"replayed {how.replayed} rounds from {how.donor or 'a donor that left'}"
             if how.snapshot_round is None

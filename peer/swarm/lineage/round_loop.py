@@ -35,6 +35,8 @@ from peer.swarm.state.store import StateStore
 from peer.swarm.trust.guard import guard_of
 
 log = logging.getLogger(__name__)
+MISSED_ROUNDS = 64
+"""The newest of those that a peer has missed: who takes part now is in them."""
 
 
 class LineageRounds(RoundLoop[StateStore]):
@@ -106,8 +108,11 @@ class LineageRounds(RoundLoop[StateStore]):
         self._fork_choice.nudge(donor, lineage_id)
         self.slot.work.set()
 
-    def on_caught_up(self) -> None:
+    def on_caught_up(self, since: int) -> None:
         self._matchmaker.caught_up()
+        chain = self.store.history.chain
+        for certificate in chain[max(since, len(chain) - MISSED_ROUNDS) :]:
+            self._guard.missed(certificate.signatures.keys())
 
     def on_answer(self, donor: str) -> None:
         self._matchmaker.membership.seen(donor)

@@ -210,6 +210,10 @@ class Guard:
         if drawn is not None and (self._auditing is None or self._auditing.done()):
             self._auditing = self._node.spawn(self._audit(heard, *drawn))
 
+    def missed(self, signers: Iterable[str]) -> None:
+        """These have committed a round that this peer was not in."""
+        self.stalls.committed(frozenset(signers))
+
     def _disagreed(self, heard: ReducedShards, remote: str) -> None:
         """A member signed another link than this peer: find out whether a reducer sent two results."""
         self._node.spawn(self._compare(heard, remote))

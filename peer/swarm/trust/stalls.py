@@ -136,10 +136,14 @@ class StallBook:
         return news
 
     def committed(self, members: Collection[str]) -> None:
-        """These made a round together: what fails next is no longer in a row."""
+        """These made a round together, with this peer or as the chain shows that it has missed: what fails next is no
+        longer in a row, and a leader that gives one of them a seat again need not know better.
+        """
         for peers, debt in self._debts.items():
             if peers.issubset(members):
                 debt.failures = 0
+        for peer_id in members:
+            self._shunned.pop(peer_id, None)
 
     def cost(self, peer_id: str, seconds: float, *, again: bool = False) -> None:
         """This peer saw itself that a peer cost so much time.

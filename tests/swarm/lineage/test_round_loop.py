@@ -13,6 +13,7 @@ from peer.outer.record import RoundRecord
 from peer.protocol.lineage import Position
 from peer.protocol.manifest import parse_manifest
 from peer.protocol.records import PeerRecord
+from peer.swarm.lineage import round_loop
 from peer.swarm.lineage.retry import BEHIND_TRIES, RetryPolicy
 from peer.swarm.lineage.round_loop import LineageRounds
 from peer.swarm.loop import RunContext
@@ -182,3 +183,16 @@ async def test_however_often_rounds_fail_the_next_one_is_tried(network):
     for _ in range(1100):
         await after.of(record)
     assert len(wanted) == 1100
+
+
+@pytest.mark.parametrize("since", [2, 0])
+def test_a_peer_that_catches_up_tells_its_guard_who_made_the_rounds_that_it_missed(monkeypatch, since):
+    monkeypatch.setattr(round_loop, "MISSED_ROUNDS", 4)
+    rounds, missed = LineageRounds.__new__(LineageRounds), []
+    signed = ["ab", "ab", "abx", "ay", "by"]
+    chain = [SimpleNamespace(signatures=dict.fromkeys(names)) for names in signed]
+    rounds._matchmaker = SimpleNamespace(caught_up=lambda: None)
+    rounds._guard = SimpleNamespace(missed=lambda names: missed.append("".join(names)))
+    rounds.store = SimpleNamespace(history=SimpleNamespace(chain=chain))
+    rounds.on_caught_up(since)
+    assert missed == signed[max(1, since) :]

@@ -146,6 +146,19 @@ def test_who_picks_its_victims_one_by_one_is_found_out():
         assert books.books[owner].shuns(LIAR)
 
 
+@pytest.mark.parametrize("missed", [False, True])
+def test_rounds_that_a_peer_has_missed_count_too(missed):
+    """Else it alone refused for ten minutes a peer that all others have let in again, and was in no round meanwhile."""
+    books = Books("a")
+    for _ in range(6):
+        books.fail(**dict.fromkeys(HONEST, f"contribution {LIAR}"))
+        if missed:
+            books.commit(("b", "c", LIAR))
+    assert books.books["a"].shuns(LIAR) == (not missed)  # where another leads
+    assert books.refused() == {LIAR}  # where it leads itself
+    assert (books.until_seated(LIAR) > 6 * FACTOR * LOST_S) == (not missed)
+
+
 @pytest.mark.parametrize("stage", ["stream", "join", "contribution", "reduced", "vote"])
 def test_neither_one_nor_two_liars_of_four_get_an_honest_member_shunned(stage):
     for liars in (("x",), ("x", "c")):

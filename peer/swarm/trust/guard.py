@@ -212,7 +212,7 @@ class Guard:
 
     def missed(self, signers: Iterable[str]) -> None:
         """These have committed a round that this peer was not in."""
-        self.stalls.committed(frozenset(signers))
+        self.stalls.missed(frozenset(signers))
 
     def _disagreed(self, heard: ReducedShards, remote: str) -> None:
         """A member signed another link than this peer: find out whether a reducer sent two results."""

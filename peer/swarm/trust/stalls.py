@@ -33,6 +33,7 @@ FEWEST = 3  # of two members, each could be the one that lies
 GROUPS_KEPT = 16
 MAX_REMEMBERED = 8192  # a member may quarrel with 63 others at once
 MAX_DOUBLINGS = 20
+MISSED_IN_A_ROW = 3  # rounds: those that make them are of use to others
 EXCUSES = {"reduced": ("contribution",), "vote": ("contribution", "reduced")}  # of a member that lacks those itself
 Pair = frozenset[str]
 
@@ -117,6 +118,7 @@ class StallBook:
         self._shunned: ExpiringSet[str] = ExpiringSet(clock)
         self._news: set[str] = set()
         self._fresh_wait = 0.0
+        self._missed = 0
 
     # -- who is refused ----------------------------------------------------------------------------------------------
 
@@ -136,9 +138,22 @@ class StallBook:
         return news
 
     def committed(self, members: Collection[str]) -> None:
-        """These made a round together, with this peer or as the chain shows that it has missed: what fails next is no
-        longer in a row, and a leader that gives one of them a seat again need not know better.
+        """This peer made a round with these."""
+        self._missed = 0
+        self._made_round(members)
+
+    def missed(self, members: Collection[str]) -> None:
+        """These made a round without this peer, as the chain shows. After a few in a row this peer refuses none of
+        them: it would stay alone with what it alone has seen, or has seen before it was away.
         """
+        self._missed += 1
+        self._made_round(members)
+        for peer_id in members if self._missed >= MISSED_IN_A_ROW else ():
+            self._refused.pop(peer_id, None)
+            self._news.discard(peer_id)
+
+    def _made_round(self, members: Collection[str]) -> None:
+        """What fails next is no longer in a row, and a leader that gives one of them a seat need not know better."""
         for peers, debt in self._debts.items():
             if peers.issubset(members):
                 debt.failures = 0

@@ -13,7 +13,7 @@ from peer.protocol.weights import WeightRule
 from peer.swarm.group.roster import RosterAuthority
 from peer.swarm.round.giving_up import Lack
 from peer.swarm.runtime.timing import STANDARD
-from peer.swarm.trust.stalls import FACTOR, GROUPS_KEPT, MAX_REMEMBERED, StallBook
+from peer.swarm.trust.stalls import FACTOR, GROUPS_KEPT, MAX_REMEMBERED, MISSED_IN_A_ROW, StallBook
 
 LOST_S = 5.0
 HONEST, LIAR = ("a", "b", "c"), "x"
@@ -153,10 +153,53 @@ def test_rounds_that_a_peer_has_missed_count_too(missed):
     for _ in range(6):
         books.fail(**dict.fromkeys(HONEST, f"contribution {LIAR}"))
         if missed:
-            books.commit(("b", "c", LIAR))
+            books.books["a"].missed(("b", "c", LIAR))
+            books.commit(HONEST)
     assert books.books["a"].shuns(LIAR) == (not missed)  # where another leads
     assert books.refused() == {LIAR}  # where it leads itself
     assert (books.until_seated(LIAR) > 6 * FACTOR * LOST_S) == (not missed)
+
+
+def test_a_peer_that_misses_rounds_in_a_row_refuses_none_of_those_that_make_them():
+    """It alone had seen them lead and form no group: it followed none of them, and was in no round for minutes."""
+    book = StallBook("a", Chain(), STANDARD, Clock())
+    for leader in ("b", "c", "x"):
+        for _ in range(2):
+            book.cost(leader, 20.0)
+    for _ in range(MISSED_IN_A_ROW - 1):
+        book.missed(("b", "c", "d"))
+    book.committed(("a", "d"))
+    for _ in range(MISSED_IN_A_ROW - 1):
+        book.missed(("b", "c", "d"))
+    assert [peer_id for peer_id in "bcdx" if book.refuses(peer_id)] == ["b", "c", "x"]
+    book.missed(("b", "d"))
+    assert [peer_id for peer_id in "bcdx" if book.refuses(peer_id)] == ["c", "x"]
+    assert book.take_news() == {"c", "x"}
+    book.cost("b", 20.0)  # what it owed it owes still
+    assert book.refuses("b")
+
+
+@pytest.mark.parametrize("accomplices", [0, 2])
+def test_who_stalls_a_victim_that_others_do_without_gains_no_failures_by_the_victims_return(accomplices):
+    """The victim, which the chain knows less, comes back after each few rounds that it has missed; the others refuse it
+    for what the pair has cost.
+    """
+    members = (*(f"m{number}" for number in range(6 + accomplices)), LIAR)
+    books, victim = Books(members=members, m0=15), "m0"
+    honest = members[: len(members) - 1 - accomplices]
+    began, failures = books.clock.now, 0
+    while books.clock.now < began + 3600.0:
+        against = sum(books.books[one].refuses(victim) for one in honest)
+        if books.books[victim].refuses(LIAR) or 2 * against > len(honest):
+            books.clock.now += LOST_S
+            for one in honest[1:]:
+                books.books[one].committed(frozenset(members) - {victim})
+            books.books[victim].missed(frozenset(members) - {victim})
+            continue
+        shield = dict.fromkeys(members[len(honest) : -1], f"reduced {victim}")
+        books.fail(**dict.fromkeys(honest[1:], f"reduced {victim}"), **shield, **{victim: f"contribution {LIAR}"})
+        failures += 1
+    assert failures * LOST_S < 0.03 * 3600.0
 
 
 @pytest.mark.parametrize("stage", ["stream", "join", "contribution", "reduced", "vote"])

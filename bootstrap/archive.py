@@ -113,7 +113,7 @@ class Archive:
 
         self.directory.announce(record)
 
-    def on_caught_up(self) -> None:
+    def on_caught_up(self, since: int) -> None:  # noqa: ARG002
         self.directory.announce_soon()
 
     def on_answer(self, donor: str) -> None:

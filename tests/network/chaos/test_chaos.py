@@ -19,7 +19,7 @@ ATTACKS = (  # those that need a seat are apart: it is refused for a minute afte
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture  # one each: after the attacks, peers refuse each other for a while
 def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChaosSwarm]:
     """Four members that have made a round together."""
     swarm = ChaosSwarm(tmp_path_factory.mktemp("chaos"))

@@ -27,7 +27,7 @@ from peer.swarm.net.directory import Directory
 from peer.swarm.net.node import Node
 from peer.swarm.net.stream import StreamClosedError
 from peer.swarm.runtime.expiring import ExpiringSet
-from peer.swarm.runtime.tasks import staggered
+from peer.swarm.runtime.tasks import cancel_and_wait, staggered
 from peer.swarm.state.store import StateStore
 
 log = logging.getLogger(__name__)
@@ -114,15 +114,22 @@ class ForkChoice:
         """Look at a few of the chains that others claim; `donors` keeps the outcome."""
         looks = [self._examine(donor) for donor in self._claims()[:LOOKS_AT_ONCE]]
         for outcome in await asyncio.gather(*looks, return_exceptions=True):
-            if isinstance(outcome, Exception) and not isinstance(outcome, DONOR_FAILURES):
-                raise outcome
+            _pass_failure_on(outcome)
 
     async def scout_forever(self) -> None:
-        """Look at what others claim, beside the rounds, until this is cancelled."""
-        while True:
-            self._queue.begin()
-            await self.look_around()
-            await self._queue.wait(self._node.timing.recheck_s)
+        """Look at what others claim, beside the rounds, until this is cancelled; a silent donor holds up no other."""
+        looks: dict[str, asyncio.Task[None]] = {}
+        try:
+            while True:
+                self._queue.begin()
+                for donor in self._claims():
+                    if donor not in looks and len(looks) < LOOKS_AT_ONCE:
+                        looks[donor] = asyncio.create_task(self._examine(donor))
+                await self._queue.wait(self._node.timing.recheck_s)
+                for donor in [donor for donor, look in looks.items() if look.done()]:
+                    _pass_failure_on(looks.pop(donor).exception())
+        finally:
+            await cancel_and_wait(looks.values())
 
     def _claims(self) -> list[str]:
         self._wait()
@@ -284,3 +291,9 @@ class ForkChoice:
         await self._store.apply(update, certificate, contributed)
         if known is None and contributed is not None:
             await self._host.on_counted()
+
+
+def _pass_failure_on(outcome: BaseException | None) -> None:
+    """What a look at a donor raised, unless it is the donor's failure."""
+    if isinstance(outcome, Exception) and not isinstance(outcome, DONOR_FAILURES):
+        raise outcome

@@ -12,6 +12,8 @@ from peer.protocol.lineage import Position
 from peer.protocol.records import PeerRecord
 from peer.swarm.catchup.chain_scout import NothingNewError
 from peer.swarm.catchup.fork_choice import ForkChoice
+from peer.swarm.catchup.history_server import history_name
+from peer.swarm.runtime.tasks import cancel_and_wait
 from peer.swarm.runtime.timing import STANDARD
 from tests.swarm.donor import Joiner, ScriptedDonor
 from tests.swarm.network import MemoryNetwork
@@ -131,4 +133,31 @@ async def test_a_full_disk_is_no_fault_of_the_donor(tmp_path, monkeypatch, caplo
                 await asyncio.sleep(0)
         assert choice.donors() == [donor]
     finally:
+        await network.close()
+
+
+async def test_a_silent_donor_holds_up_no_look_at_another(tmp_path):
+    network = MemoryNetwork()
+    network.retime(claim_s=1000.0, recheck_s=0.01, not_heavier_s=0.01)
+    run = Run(tmp_path / "run").commit(3)
+    shown = run.fork(tmp_path / "longer", run.identities).commit(2)
+    choice, donor = await beside(network, tmp_path, run, shown, shown.state.lineage_id)
+    records, asked = choice._directory.reachable, asyncio.Event()
+    silent = network.node()
+
+    async def be_silent(_):
+        asked.set()
+        await asyncio.Event().wait()
+
+    await silent.serve(history_name(RUN), "history", be_silent)
+    choice._directory.reachable = {silent.peer_id: records[donor]}
+    scouting = asyncio.ensure_future(choice.scout_forever())
+    try:
+        await asyncio.wait_for(asked.wait(), 5.0)
+        choice._directory.reachable = {silent.peer_id: records[donor], **records}  # it comes while the other is awaited
+        async with asyncio.timeout(5.0):
+            while choice.donors() != [donor]:
+                await asyncio.sleep(0.01)
+    finally:
+        await cancel_and_wait([scouting])
         await network.close()

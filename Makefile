@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 MADE_OF := setup.cfg setup.py pyproject.toml constraints.txt peer/outer/numerics/kernels.c
 STAMP := $(VENV)/.atoll-$(shell cat $(MADE_OF) | cksum | cut -d' ' -f1)
+COMPILED := $(VENV)/.atoll-compiled
 WORKERS ?= 3
 REPORT ?=
 SEED ?= 17
@@ -13,12 +14,12 @@ RECIPES := $(patsubst %,tests/network/test_%.py,local_rules shared_steps every_s
 	uneven_peers limits streaming)
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo lint style types docs bytecode test page long slices recipes architectures bench dist chaos clean
+.PHONY: help env demo lint style types docs test page long slices recipes architectures bench dist chaos clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-env: $(STAMP) ## create .venv with everything pinned (PYTHON=python3.12 picks the interpreter)
+env: $(COMPILED) ## create .venv with everything pinned (PYTHON=python3.12 picks the interpreter)
 
 $(STAMP): $(MADE_OF)
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' || \
@@ -28,28 +29,29 @@ $(STAMP): $(MADE_OF)
 	rm -f $(VENV)/.atoll-*
 	touch $@
 
+$(COMPILED): $(STAMP)  # on all cores, where pip takes one; the linters do not wait for it
+	$(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null || true  # templates of packages are no modules
+	touch $@
+
 demo: env ## a bootstrap and several peers on this machine (REPORT=file.json keeps the figures)
 	$(BIN)/atoll demo $(if $(REPORT),--report $(REPORT))
 
 lint: style types ## style, types, import floors, spelling, plain English, links
 
-style: env
+style: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
 	$(BIN)/codespell
 	$(BIN)/python .ci/prose.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
-types: env
+types: $(STAMP)
 	$(BIN)/mypy --strict atoll peer bootstrap benchmarks
 
 docs: env ## the documentation as a site, into build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
-bytecode: env
-	$(BIN)/python -m compileall -q $(VENV)/lib >/dev/null || true  # templates of packages are no modules
-
-test: lint bytecode ## lint, then all tests but the long ones, WORKERS=3 at a time: a third of the time they wait
+test: lint env ## lint, then all tests but the long ones, WORKERS=3 at a time: a third of the time they wait
 	$(BIN)/pytest tests -x -q -m "not long" -n $(WORKERS) --dist worksteal --ignore=tests/network/chaos --ignore=tests/page
 
 long: env ## the long tests: mixed faults, real trainers that stop and resume, a compiled model, the GPU's benchmark on a CPU

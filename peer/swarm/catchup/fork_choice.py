@@ -32,6 +32,8 @@ from peer.swarm.state.store import StateStore
 
 log = logging.getLogger(__name__)
 LOOKS_AT_ONCE = 4
+OF_STRANGERS = 3
+"""Looks at peers that have no say here: those that have one find a place however many strangers are silent."""
 LINKS_A_SECOND = 100.0  # links of a donor that are turned down: to verify one takes some two milliseconds
 DONOR_FAILURES = (TimeoutError, ProtocolError, StreamClosedError, NoRoomError)
 
@@ -114,7 +116,7 @@ class ForkChoice:
         """Look at a few of the chains that others claim; `donors` keeps the outcome."""
         looks = [self._examine(donor) for donor in self._claims()[:LOOKS_AT_ONCE]]
         for outcome in await asyncio.gather(*looks, return_exceptions=True):
-            _pass_failure_on(outcome)
+            _raise_unexpected(outcome)
 
     async def scout_forever(self) -> None:
         """Look at what others claim, beside the rounds, until this is cancelled; a silent donor holds up no other."""
@@ -123,11 +125,13 @@ class ForkChoice:
             while True:
                 self._queue.begin()
                 for donor in self._claims():
-                    if donor not in looks and len(looks) < LOOKS_AT_ONCE:
+                    most = LOOKS_AT_ONCE if self.scout.has_say(donor) else OF_STRANGERS
+                    if donor not in looks and len(looks) < most:
                         looks[donor] = asyncio.create_task(self._examine(donor))
                 await self._queue.wait(self._node.timing.recheck_s)
                 for donor in [donor for donor, look in looks.items() if look.done()]:
-                    _pass_failure_on(looks.pop(donor).exception())
+                    look = looks.pop(donor)
+                    _raise_unexpected(None if look.cancelled() else look.exception())
         finally:
             await cancel_and_wait(looks.values())
 
@@ -293,7 +297,7 @@ class ForkChoice:
             await self._host.on_counted()
 
 
-def _pass_failure_on(outcome: BaseException | None) -> None:
-    """What a look at a donor raised, unless it is the donor's failure."""
+def _raise_unexpected(outcome: BaseException | None) -> None:
+    """Raise what a look at a donor has raised, unless that look may fail so."""
     if isinstance(outcome, Exception) and not isinstance(outcome, DONOR_FAILURES):
         raise outcome

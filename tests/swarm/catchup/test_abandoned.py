@@ -7,11 +7,13 @@ import math
 import os
 from types import SimpleNamespace
 
+import pytest
+
 from peer.protocol.identity import Identity
 from peer.protocol.lineage import Position
 from peer.protocol.records import PeerRecord
 from peer.swarm.catchup.chain_scout import NothingNewError
-from peer.swarm.catchup.fork_choice import ForkChoice
+from peer.swarm.catchup.fork_choice import OF_STRANGERS, ForkChoice
 from peer.swarm.catchup.history_server import history_name
 from peer.swarm.runtime.tasks import cancel_and_wait
 from peer.swarm.runtime.timing import STANDARD
@@ -136,28 +138,56 @@ async def test_a_full_disk_is_no_fault_of_the_donor(tmp_path, monkeypatch, caplo
         await network.close()
 
 
-async def test_a_silent_donor_holds_up_no_look_at_another(tmp_path):
+@pytest.mark.parametrize("silent", [1, 6])
+async def test_silent_strangers_hold_up_no_look_at_a_peer_that_has_a_say(tmp_path, silent):
     network = MemoryNetwork()
-    network.retime(claim_s=1000.0, recheck_s=0.01, not_heavier_s=0.01)
+    network.retime(claim_s=1000.0, recheck_s=0.01)
     run = Run(tmp_path / "run").commit(3)
     shown = run.fork(tmp_path / "longer", run.identities).commit(2)
     choice, donor = await beside(network, tmp_path, run, shown, shown.state.lineage_id)
-    records, asked = choice._directory.reachable, asyncio.Event()
-    silent = network.node()
+    choice.scout.has_say = lambda peer_id: peer_id == donor
+    (record,), asked, ahead = choice._directory.reachable.values(), asyncio.Semaphore(0), asyncio.Event()
+    choice._host.on_ahead = ahead.set
 
     async def be_silent(_):
-        asked.set()
+        asked.release()
         await asyncio.Event().wait()
 
-    await silent.serve(history_name(RUN), "history", be_silent)
-    choice._directory.reachable = {silent.peer_id: records[donor]}
+    strangers = [network.node() for _ in range(silent)]
+    for node in strangers:
+        await node.serve(history_name(RUN), "history", be_silent)
+    claims = {node.peer_id: record for node in strangers}
+    choice._directory.reachable = dict(claims)
     scouting = asyncio.ensure_future(choice.scout_forever())
     try:
-        await asyncio.wait_for(asked.wait(), 5.0)
-        choice._directory.reachable = {silent.peer_id: records[donor], **records}  # it comes while the other is awaited
         async with asyncio.timeout(5.0):
-            while choice.donors() != [donor]:
-                await asyncio.sleep(0.01)
+            for _ in range(min(silent, OF_STRANGERS)):
+                await asked.acquire()
+            choice._directory.reachable = {**claims, donor: record}  # it comes while the others are awaited
+            await ahead.wait()
+        assert choice.donors() == [donor]
+    finally:
+        await cancel_and_wait([scouting])
+        await network.close()
+
+
+async def test_a_look_that_ends_from_within_ends_no_scout(tmp_path):
+    network = MemoryNetwork()
+    network.retime(recheck_s=0.001)
+    run = Run(tmp_path / "run").commit(3)
+    choice, _ = await beside(network, tmp_path, run, run, "f" * 64)
+    looks = asyncio.Semaphore(0)
+
+    async def look(_):
+        looks.release()
+        raise asyncio.CancelledError
+
+    choice._look = look
+    scouting = asyncio.ensure_future(choice.scout_forever())
+    try:
+        async with asyncio.timeout(5.0):
+            for _ in range(3):
+                await looks.acquire()
     finally:
         await cancel_and_wait([scouting])
         await network.close()

@@ -28,6 +28,17 @@ from tests.swarm.runs import RUN, make_state
 QUICKSTART = Path(__file__).parents[3] / "configs/runs/quickstart.yaml"
 
 
+class Line:
+    """Rests until it is told otherwise; counts how often it is asked."""
+
+    looks, rests = 0, True
+
+    @property
+    def resting(self):
+        self.looks += 1
+        return self.rests
+
+
 @pytest.mark.parametrize("how", ["it leaves between rounds", "its rounds are cancelled"])
 async def test_a_peer_that_leaves_ends_its_persistent_group(monkeypatch, how):
     rounds, ended = LineageRounds.__new__(LineageRounds), []
@@ -52,7 +63,7 @@ async def test_a_peer_that_leaves_ends_its_persistent_group(monkeypatch, how):
 async def test_a_peer_that_rests_ends_its_group_takes_no_part_and_comes_back(monkeypatch, network):
     network.retime(recheck_s=0.001)
     rounds, ended, node, announced = LineageRounds.__new__(LineageRounds), [], network.node(), []
-    node.line = line = SimpleNamespace(resting=True)
+    node.line = line = Line()
     rested = asyncio.Event()
 
     async def dissolve(abort, tell=False):
@@ -70,10 +81,11 @@ async def test_a_peer_that_rests_ends_its_group_takes_no_part_and_comes_back(mon
     rounds._directory = SimpleNamespace(announce_soon=lambda: announced.append(1))
     rounds.control = SimpleNamespace(paused=False)
     running = asyncio.ensure_future(rounds._go_round())
-    await asyncio.sleep(0.05)
+    while line.looks < 5:
+        await asyncio.sleep(0)
     assert (ended, len(announced), rested.is_set()) == ([("this peer rests", True)], 1, False)
     assert not rounds.taking_part()
-    line.resting = False
+    line.rests = False
     await asyncio.wait_for(rested.wait(), 5.0)
     assert (len(ended), len(announced)) == (1, 2)
     assert rounds.taking_part()

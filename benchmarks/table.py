@@ -38,8 +38,6 @@ def page(reports: Mapping[str, dict[str, Any]], pictures: Collection[str] = ()) 
             sections.append(section(name, report, name in pictures))
         elif "summary" in report:
             sections.append(comparison(name, report, sorted(p for p in pictures if p.startswith(f"{name}-loss-"))))
-        elif "recommended" in report:
-            sections.append(search(name, report))
     return "\n".join([INTRODUCTION, *sections])
 
 
@@ -62,33 +60,6 @@ def comparison(name: str, report: dict[str, Any], pictures: Sequence[str]) -> st
         *map(_compared, report["summary"]),
         "",
         *(f"![{picture}]({picture}.png)\n" for picture in pictures),
-    ]
-    return "\n".join(lines)
-
-
-def search(name: str, report: dict[str, Any]) -> str:
-    """The report of `benchmarks.search` as Markdown."""
-    reference = min(row["val_loss"] for row in report["rows"] if row["recipe"] == "ddp")
-    ranked = sorted(report["rows"], key=lambda row: row["val_loss"] or float("inf"))
-    lines = [
-        f"## {name}",
-        "",
-        f"The search behind the default recipe: {report['peers']} simulated peers, {report['task']}, seed "
-        f"{report['seed']}. One knob at a time; a change that lowers the loss is kept. "
-        f"Rows: [{name}.json]({name}.json).",
-        "",
-        f"    {report['command']}",
-        "",
-        "| recipe | validation loss | gap to the best ddp | reduction |",
-        "|---|---|---|---|",
-        *(
-            f"| `{row['label']}` | {row['val_loss']:.4f} | {100 * (row['val_loss'] / reference - 1):+.2f}% | "
-            f"{row['reduction_vs_ddp']:.0f}x |"
-            for row in ranked
-        ),
-        "",
-        f"Recommended: `{report['recommended']}`.",
-        "",
     ]
     return "\n".join(lines)
 

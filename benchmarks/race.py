@@ -1,0 +1,187 @@
+"""What the search and the races of recipes share: simulated runs of a task, each kept as soon as it has ended."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.figures import RESUME, ResumableRows, Say, benchmark_parser, check_count
+from peer.errors import UserError
+from peer.outer.compress.registry import codec
+from peer.protocol.manifest import RunManifest
+from peer.sim.campaign.label import parse_label
+from peer.sim.campaign.plan import WindowPair, build_swarm, meta_layout, plan_jobs, windows_for
+from peer.sim.campaign.pool import JobProgress, Pool
+from peer.sim.world.network import reduce_traffic, ring_allreduce_bytes
+from peer.system.resources import usable_cores
+
+PEERS = 4
+DATA_PARALLELISM = "ddp"
+OPTIMIZERS = ("adamw", "muon")
+RATES = (0.004, 0.008, 0.016)
+HEADER = ("recipe", "validation loss", "gap to the best ddp", "fewer bytes than ddp")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RaceRow:
+    """One run.
+
+    Attributes:
+        numel: parameters of the model.
+        tokens: of all peers together.
+        loss: of the validation text at the end; None for a run that diverged.
+        reduction: how many times fewer bytes each peer sent than with fp32 gradients at every step.
+    """
+
+    label: str
+    numel: int
+    peers: int
+    tokens: int
+    seed: int
+    loss: float | None
+    reduction: float
+    seconds: float
+
+    @property
+    def recipe(self) -> str:
+        """The name before the label's colon."""
+        return self.label.split(":")[0]
+
+    @property
+    def rank(self) -> float:
+        """To sort by: the loss, or infinity."""
+        return math.inf if self.loss is None else self.loss
+
+
+def race_parser(name: str, description: str) -> argparse.ArgumentParser:
+    """The flags of all races."""
+    parser = benchmark_parser(name, description)
+    parser.set_defaults(seed=0)
+    parser.add_argument("--jobs", type=int, default=usable_cores(), metavar="N", help="runs at once (default: cores)")
+    parser.add_argument("--resume", type=Path, metavar="FILE", help=RESUME.format(same="model, tokens and seed"))
+    return parser
+
+
+class Race:
+    """Runs of one model, several at a time.
+
+    Args:
+        kept: all rows, which later sessions take over.
+        jobs: runs at the same time.
+    """
+
+    def __init__(
+        self, manifest: RunManifest, kept: ResumableRows[RaceRow], jobs: int, seed: int, say: Say, peers: int = PEERS
+    ) -> None:
+        check_count("--jobs", jobs, 1)
+        self._manifest, self._kept, self._jobs, self._seed, self._say, self._peers = (
+            manifest, kept, jobs, seed, say, peers,
+        )
+        layout = meta_layout(manifest)
+        self._layout, self.numel = layout, layout.numel
+        self._windows: WindowPair | None = None
+        self.rows: list[RaceRow] = []
+
+    def run(self, labels: Sequence[str], tokens: int) -> list[RaceRow]:
+        """The rows of these labels after `tokens`, in their order."""
+        swarm = build_swarm(
+            self._manifest, network="ideal", peers=self._peers, tokens=str(tokens), step_s=1.0, evaluations=1
+        )
+        missing = [label for label in dict.fromkeys(labels) if self._known(label, tokens) is None]
+        jobs = plan_jobs(swarm, [parse_label(label) for label in missing], [self._seed], swarm.steps_per_peer,
+                         self._layout)  # fmt: skip
+        if jobs:
+            self._windows = self._windows or windows_for(swarm, jobs, ())
+            with Pool(self._jobs, self._windows, _Unwatched()) as pool:
+                for number, (job, ended) in enumerate(pool.run(jobs), 1):
+                    if ended["status"] in ("failed", "stopped"):
+                        raise UserError(f"{job.label}: {ended['note']}")
+                    kept = self._kept.keep(RaceRow(
+                        label=job.label, numel=self.numel, peers=self._peers, tokens=tokens, seed=self._seed,
+                        loss=ended["val_loss"], reduction=ended["reduction_vs_ddp"], seconds=ended["wall_seconds"],
+                    ))
+                    of = f"{number} of {len(jobs)}, {self.numel:,} parameters, {tokens:,} tokens"
+                    self._say(f"{of}: {kept.rank:.4f} after {kept.seconds:.0f} s, {job.label}")
+        found = [row for label in labels if (row := self._known(label, tokens)) is not None]
+        self.rows += [row for row in found if row not in self.rows]
+        return found
+
+    def steps(self, tokens: int) -> int:
+        """Of each peer."""
+        return tokens // (self._peers * self._manifest.tokens_per_step)
+
+    def best(self, labels: Sequence[str], tokens: int) -> int:
+        """The place of the label with the lowest loss."""
+        ranks = [row.rank for row in self.run(labels, tokens)]
+        return ranks.index(min(ranks))
+
+    def best_inner(self, start: str, tokens: int) -> list[str]:
+        """The best rate of each inner optimizer behind the label `start`, with a worse one tried on either side.
+
+        Returns:
+            The settings as a label has them, those of the better optimizer first.
+        """
+        found = []
+        for optimizer in OPTIMIZERS:
+            rates = list(RATES)
+            while True:
+                settings = [f"inner.optimizer={optimizer},inner.learning_rate={rate:g}" for rate in rates]
+                rows = self.run([start + setting for setting in settings], tokens)
+                best = min(range(len(rows)), key=lambda place: rows[place].rank)
+                if rows[best].loss is None:
+                    raise UserError(f"{start}{settings[0]}: diverges, as all other rates do")
+                if 0 < best < len(rates) - 1:
+                    found.append((rows[best].rank, settings[best]))
+                    break
+                rates = [rates[0] / 2, *rates] if best == 0 else [*rates, rates[-1] * 2]
+        return [settings for _, settings in sorted(found)]
+
+    def _known(self, label: str, tokens: int) -> RaceRow | None:
+        return self._kept.find(label=label, numel=self.numel, peers=self._peers, tokens=tokens, seed=self._seed)
+
+
+class _Unwatched:
+    """A line for each run is enough."""
+
+    def started(self, job: object) -> None:
+        """Nothing."""
+
+    def progress(self, progress: JobProgress) -> None:
+        """Nothing."""
+
+
+def shortest_round(compressor: str, numel: int, reduction: float, peers: int = PEERS) -> int:
+    """Steps a round with which peers send `reduction` times fewer bytes than an fp32 all-reduce at every step."""
+    payload = codec(compressor).wire_bytes(numel)
+    sent = reduce_traffic(peers, payload, payload)
+    return max(1, math.ceil(reduction * float(sent[0]) / ring_allreduce_bytes(numel, peers)))
+
+
+def with_size(manifest: RunManifest, hidden: int, layers: int) -> RunManifest:
+    """The same task for a model of so many layers of so many channels, with Llama's proportions."""
+    config = {**manifest.model.config, "hidden_size": hidden, "intermediate_size": -(-hidden * 8 // 12) * 4,
+              "num_hidden_layers": layers}  # fmt: skip
+    return manifest.model_copy(update={"model": manifest.model.model_copy(update={"config": config})})
+
+
+def reference_of(rows: Sequence[RaceRow]) -> RaceRow:
+    """The best data parallelism among rows."""
+    return min((row for row in rows if row.recipe == DATA_PARALLELISM), key=lambda row: row.rank)
+
+
+def gap(row: RaceRow, reference: RaceRow) -> float:
+    """By how many percent the loss is above that of the reference."""
+    return 100.0 * (row.rank / reference.rank - 1.0)
+
+
+def ranking(rows: Sequence[RaceRow]) -> Iterator[tuple[str, ...]]:
+    """As lines of a table with HEADER: the lowest loss first."""
+    reference = reference_of(rows)
+    for row in sorted(rows, key=lambda row: row.rank):
+        loss = ("diverged", "") if row.loss is None else (f"{row.loss:.4f}", f"{gap(row, reference):+.2f}%")
+        yield f"`{row.label}`", *loss, f"{row.reduction:,.0f}x"
+
+

@@ -1,0 +1,150 @@
+"""Races of recipes: who runs, what is kept, which rate is the best, and what a report says of it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from benchmarks import frontier, scaling, search
+from benchmarks.figures import ResumableRows
+from benchmarks.race import Race, RaceRow, gap, ranking, reference_of, shortest_round, with_size
+from peer.errors import UserError
+from peer.sim.campaign.plan import load_task, meta_layout
+
+LONG = "configs/sim/long.yaml"
+
+
+def row(label, loss, reduction=1.0, numel=33_696):
+    return RaceRow(label=label, numel=numel, peers=4, tokens=1000, seed=0, loss=loss, reduction=reduction, seconds=1.0)
+
+
+class Scripted(Race):
+    """A race whose losses are known, to see which runs a search asks for."""
+
+    def __init__(self, loss_of):
+        self.loss_of, self.asked, self.rows, self.numel = loss_of, [], [], 33_696
+
+    def run(self, labels, tokens):
+        self.asked += [label for label in labels if label not in self.asked]
+        found = [row(label, self.loss_of(label)) for label in labels]
+        self.rows += [one for one in found if one not in self.rows]
+        return found
+
+
+@pytest.fixture
+def small():
+    return with_size(load_task(LONG), 8, 1)
+
+
+def test_sizes_are_those_of_their_names():
+    numels = {name: meta_layout(with_size(load_task(LONG), *size)).numel for name, size in scaling.SIZES.items()}
+    assert numels == {"0.03M": 33_696, "0.1M": 95_952, "0.2M": 215_104, "0.8M": 825_472}
+    assert meta_layout(load_task(search.TASK)).numel == 215_104
+    assert search.TOKENS == scaling.TOKENS_EACH * 215_104
+
+
+@pytest.mark.parametrize(("compressor", "reduction", "steps"), [
+    ("int8", 30, 8), ("int8", 1000, 254), ("int4", 1000, 129), ("int2", 1000, 67), ("int2", 1, 1), ("sign", 1000, 34),
+])  # fmt: skip
+def test_a_round_is_as_short_as_its_codec_allows(compressor, reduction, steps):
+    assert shortest_round(compressor, 215_104, reduction) == steps
+
+
+def test_what_ran_is_kept_and_runs_once(small, tmp_path):
+    said = []
+    path = tmp_path / "rows"
+    labels = ["ddp:inner.learning_rate=0.008", "diloco:steps_per_round=2"]
+
+    def race():
+        return Race(small, ResumableRows(RaceRow, path), 2, 0, said.append)
+
+    first = race().run([*labels, labels[0]], 8192)
+    assert [one.label for one in first] == [*labels, labels[0]]
+    assert (len(said), len(path.read_text().splitlines())) == (2, 2)
+    assert first[0].reduction == 1.0
+    assert 1.9 < first[1].reduction < 2.1
+    assert race().run(labels, 8192) == first[:2]
+    assert len(said) == 2
+    race().run(labels[:1], 4096)
+    assert len(said) == 3
+
+
+def test_what_a_label_cannot_be_is_said_before_anything_runs(small, tmp_path):
+    race = Race(small, ResumableRows(RaceRow, tmp_path / "rows"), 1, 0, print)
+    with pytest.raises(UserError, match="outer_momentum=2"):
+        race.run(["ddp:inner.learning_rate=0.008", "diloco:outer_momentum=2"], 8192)
+    assert not (tmp_path / "rows").exists()
+
+
+def rate_of(label):
+    return float(label.rsplit("=", 1)[1])
+
+
+def test_rates_go_on_until_the_best_has_a_worse_one_on_either_side():
+    best = {"adamw": 0.001, "muon": 0.06}
+    race = Scripted(lambda label: abs(rate_of(label) / best["muon" if "muon" in label else "adamw"] - 1.0))
+    assert race.best_inner("ddp:", 1000) == [
+        "inner.optimizer=adamw,inner.learning_rate=0.001", "inner.optimizer=muon,inner.learning_rate=0.064",
+    ]
+    asked = {name: sorted(rate_of(label) for label in race.asked if name in label) for name in best}
+    assert asked == {
+        "adamw": [0.0005, 0.001, 0.002, 0.004, 0.008, 0.016], "muon": [0.004, 0.008, 0.016, 0.032, 0.064, 0.128],
+    }
+
+
+def test_rates_that_all_diverge_are_an_error():
+    with pytest.raises(UserError, match="diverges"):
+        Scripted(lambda label: None).best_inner("ddp:", 1000)
+
+
+def test_a_search_keeps_the_better_value_of_each_knob():
+    good = {"muon", "=0.008", "int4", "outer_learning_rate=0.7", "restart", "average=0.5,"}
+    race = Scripted(lambda label: 2.0 - 0.1 * sum(word in label for word in good))
+    search.descend(race, 1000)
+    best = min(race.rows, key=lambda one: one.rank)
+    assert best.label == (
+        "diloco:steps_per_round=129,compressor=int4,outer_learning_rate=0.7,outer_momentum=0.8,"
+        "outer_schedule.restart=8,average=0.5,inner.optimizer=muon,inner.learning_rate=0.008"
+    )
+    assert len(race.asked) == 6 + 2 + 2 + 5 + 3
+
+
+def test_gaps_are_to_the_best_data_parallelism():
+    rows = [row("ddp:a=1", 2.0), row("lagoon", 2.05, 1005.0), row("ddp:a=2", 1.9), row("diloco:a=1", None, 30.0)]
+    assert gap(rows[1], reference_of(rows)) == pytest.approx(7.8947, abs=1e-4)
+    assert list(ranking(rows)) == [
+        ("`ddp:a=2`", "1.9000", "+0.00%", "1x"),
+        ("`ddp:a=1`", "2.0000", "+5.26%", "1x"),
+        ("`lagoon`", "2.0500", "+7.89%", "1,005x"),
+        ("`diloco:a=1`", "diverged", "", "30x"),
+    ]
+
+
+def test_each_size_has_the_gap_of_its_best():
+    rows = [row("ddp:a=1", 2.0), row("lagoon:a=1", 2.1), row("lagoon:a=2", 2.04),
+            row("ddp:a=1", 1.0, numel=9), row("lagoon:a=1", 1.5, numel=9)]  # fmt: skip
+    assert scaling.by_size(rows) == pytest.approx({9: 50.0, 33_696: 2.0})
+
+
+def test_the_frontier_is_the_best_that_sends_as_little():
+    losses = {30: 1.0, 100: 1.2, 300: 1.1, 1000: 1.3, 3000: 1.5, 10_000: 1.4}
+    best = frontier.frontier([row(f"diloco:a={n}", loss, n * 1.01) for n, loss in losses.items()])
+    assert {reduction: one.loss for reduction, one in best.items()} == {
+        30: 1.0, 100: 1.1, 300: 1.1, 1000: 1.3, 3000: 1.4, 10_000: 1.4,
+    }
+
+
+def test_pictures_are_drawn(tmp_path):
+    scaling.draw(tmp_path / "scaling.png", {33_696: 2.0, 95_952: 1.5})
+    rows = [row(frontier.label_of(codec, 100, 33_696), 1.9, 101.0) for codec in frontier.CODECS]
+    frontier.draw(tmp_path / "frontier.png", rows, row("ddp", 1.8))
+    for name in ("scaling", "frontier"):
+        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_rows_are_json(tmp_path):
+    kept = ResumableRows(RaceRow, tmp_path / "rows")
+    kept.keep(row("ddp", None))
+    (line,) = (tmp_path / "rows").read_text().splitlines()
+    assert json.loads(line)["row"]["loss"] is None

@@ -20,8 +20,6 @@ from typing import Any
 from benchmarks.figures import BenchReport, Say, benchmark_parser, check_count, documents, run_benchmark
 from benchmarks.wan_report import HEADER, WanRow, draw, figures, line, peak_mbit
 from peer.errors import UserError
-from peer.outer.recipe.published import RECIPES
-from peer.outer.recipe.resolve import missing_on_a_swarm
 from peer.system.output_files import check_output_file
 from peer.telemetry.metrics import read_metrics
 from tests.network.bootstraps import BootstrapProcess
@@ -90,12 +88,11 @@ class Case:
 
 def cases(chosen: Sequence[str]) -> list[Case]:
     """In the order of the table."""
-    able = [name for name in chosen if not missing_on_a_swarm(RECIPES[name])]
-    found = [Case(recipe="diloco", waits=True)] if "diloco" in able else []
-    found += [Case(recipe=name) for name in able if name != "ddp"]
-    found += [Case(recipe=name, slow=True) for name in able if name != "ddp"]
-    found += [Case(recipe=name, mbit=FAST_MBIT) for name in ("diloco", "streaming-diloco") if name in able]
-    return found + [Case(recipe="ddp", mbit=DDP_MBIT, loss=0.0)] * ("ddp" in able)
+    found = [Case(recipe="diloco", waits=True)] if "diloco" in chosen else []
+    found += [Case(recipe=name) for name in chosen if name != "ddp"]
+    found += [Case(recipe=name, slow=True) for name in chosen if name != "ddp"]
+    found += [Case(recipe=name, mbit=FAST_MBIT) for name in ("diloco", "streaming-diloco") if name in chosen]
+    return found + [Case(recipe="ddp", mbit=DDP_MBIT, loss=0.0)] * ("ddp" in chosen)
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -22,7 +22,7 @@ from peer.outer.policy.schedules import GradientChange
 from peer.outer.policy.straggler import Quorum
 from peer.outer.recipe.published import RECIPES
 from peer.outer.recipe.recipe import PARTS, Recipe
-from peer.outer.recipe.resolve import missing_on_a_swarm, resolve
+from peer.outer.recipe.resolve import resolve
 from peer.outer.recipe.shown import EVIDENCE, Shown
 from peer.outer.topology.topologies import AllPeers, BandwidthMatching, Groups, Neighbours
 from peer.protocol.manifest import RecipeSpec
@@ -203,9 +203,7 @@ def test_the_table_of_traffic() -> None:
 
 
 def test_what_was_run_where() -> None:
-    assert sorted(name for one in EVIDENCE for name in one.recipes) == sorted(
-        name for name, recipe in RECIPES.items() if not missing_on_a_swarm(recipe)
-    )
+    assert sorted(name for one in EVIDENCE for name in one.recipes) == sorted(RECIPES)
     table = [line for line in section("What was run where").splitlines() if line.startswith("| `")]
     assert table == list(map(shown_row, EVIDENCE))
     for one in EVIDENCE:
@@ -214,13 +212,6 @@ def test_what_was_run_where() -> None:
         if any(path.startswith("tests/network") for path in one.where):
             assert "kill" in text.lower()
             assert "late" in text
-
-
-def test_which_recipes_run_on_a_swarm() -> None:
-    line = re.search(r"^Ready today: (.+)\.$", section("On a swarm, or in the simulator only"), re.MULTILINE)
-    assert line is not None
-    able = [name for name, recipe in RECIPES.items() if not missing_on_a_swarm(recipe)]
-    assert re.findall(r"`([a-z0-9-]+)`", line[1]) == able
 
 
 def test_the_recipe_sections_of_manifests_are_valid() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Final, Protocol
 
@@ -28,6 +30,21 @@ class InnerLoop(Protocol):
 
     def begin_round(self, anchor: Tensor) -> None:
         """The parameters have taken up a new anchor (fp32 [P], unchanged until the next), or went back to one."""
+
+
+@dataclass(frozen=True, eq=False)
+class _PutOff:
+    """A round of one fragment that the parameters have yet to take up.
+
+    Attributes:
+        until: the step to do so.
+        sent, before: the fragment's values of this peer's snapshot, and of the anchor before the round.
+    """
+
+    until: int
+    fragment: int
+    sent: Tensor
+    before: Tensor
 
 
 class LocalAnchor:
@@ -62,6 +79,7 @@ class LocalAnchor:
         self._bounds = list(pairwise(accumulate(sizes or [memory.anchor.numel()], initial=0)))
         self.copies: BackgroundCopies | None = None
         self._carried: int | None = None  # the fragment that a device merges
+        self._put_off: list[_PutOff] = []
         self.round = self._taken = 0
         self.base = memory.private(memory.anchor.numel())
         self.scratch = memory.private(memory.anchor.numel())
@@ -79,6 +97,7 @@ class LocalAnchor:
 
     def take(self, round: int) -> None:
         """local <- anchor."""
+        self._put_off.clear()
         self.replica.write(self.memory.anchor)
         if self.second is not None:
             self.second.begin(self.memory.anchor)
@@ -88,6 +107,7 @@ class LocalAnchor:
 
     def begin_merge(self, fragment: int | None, sent: int | None) -> Transfer:
         """Bring to the device what `merge` with these arguments needs; the anchor must stay as it is until then."""
+        self.take_up(fragment=fragment)
         plain = self.second is None and (sent is None or self._rule.carries)
         plain = plain and not (sent is None and self._rule.kept_rounds)
         self._carried = 0 if len(self._bounds) == 1 else fragment
@@ -135,6 +155,24 @@ class LocalAnchor:
             self._taken = round
         self._keep_result(round)
 
+    def put_off(self, round: int, fragment: int, until: int) -> None:
+        """Copy the new anchor of a fragment whose snapshot went into it; the parameters take it up at step `until`."""
+        start, stop = self._bounds[fragment]
+        before = self.base[start:stop]
+        self._put_off.append(_PutOff(until, fragment, self._sent[: stop - start].clone(), before.clone()))
+        before.copy_(self.memory.anchor[start:stop])
+        self._taken = round
+        self._keep_result(round)
+
+    def take_up(self, step: float = math.inf, fragment: int | None = None) -> None:
+        """Take up what was put off until this step, of one fragment or of all."""
+        for one in [one for one in self._put_off if one.until <= step and fragment in (None, one.fragment)]:
+            self._put_off.remove(one)
+            start, stop = self._bounds[one.fragment]
+            self.replica.read(local := self.scratch[: stop - start], start)
+            self._rule.merge_(local, one.sent, one.before, self.base[start:stop])
+            self.replica.write(local, start)
+
     def merge_moments(self, round: int, kind: int, contributed: bool) -> None:
         """Take up the mean of moments of this kind, with what the steps since the snapshot have changed; keep moments
         that the mean does not hold. The anchor is as it was.
@@ -151,6 +189,7 @@ class LocalAnchor:
         if event.moments:
             self._moments[event.moments - 1].read(self.memory.snapshot)
             return Done()
+        self.take_up(fragment=event.fragment)
         start, stop = self._bounds[event.fragment]
         local = self.memory.snapshot[: stop - start]
         if self.copies is not None and self.beside is None:
@@ -209,6 +248,7 @@ class LocalAnchor:
         if self.own is not None:
             self._start_early()
             return self._begin_round()
+        self._put_off.clear()
         for index, (start, stop) in enumerate(self._bounds):
             self.replica.write(self._sent[: stop - start] if index == sent else self.base[start:stop], start)
         if self.second is not None:

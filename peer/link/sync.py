@@ -206,6 +206,7 @@ class SwarmSync:
         with self._tally.waiting():
             try:
                 self.poll()
+                self._local.take_up(self.step)
                 if self._held is not None:
                     self._merge(self._held)
                 if self._ledger.armed and self._ledger.outstanding is None and self._due:
@@ -291,19 +292,15 @@ class SwarmSync:
             else:
                 if isinstance(message, LivePeers):
                     self.data.hear(message)
-                if isinstance(message, Saved):  # parameters and outer state are of one round
-                    if self._held is not None:
-                        self._take_up(self._held)
-                    self._settle_transfers()
+                if isinstance(message, Saved):
+                    self._take_up_all()
                 self._local.count_peers(message, first=not self.rounds_contributed)
                 self._on_message(message)
 
     def _steer(self, message: Steered) -> None:
         self.expelled = message.reason
         if ended := message.state in ("finished", "expelled"):
-            if self._held is not None:
-                self._take_up(self._held)
-            self._settle_transfers()
+            self._take_up_all()
         self.paused = message.state == "paused"
         self.limits = replace(
             self.limits, rounds_total=message.rounds_total, tokens_total=message.tokens_total,
@@ -339,10 +336,20 @@ class SwarmSync:
     def _merge(self, message: Anchor) -> None:
         """Merge a new anchor, one with this peer's contribution not before the schedule says so."""
         self._settle_transfers()  # of before this anchor
-        if self._ledger.is_in(message) and self.step < self._merge_at:
-            self._held = message
-        else:
+        if not self._ledger.is_in(message) or self.step >= self._merge_at:
             self._take_up(message)
+        elif message.fragment is not None and self.schedule.overlap_steps > self.schedule.shortest:
+            self._local.put_off(message.round, message.fragment, self._merge_at)  # the next fragment is sent before
+            self._settle(message)
+        else:
+            self._held = message
+
+    def _take_up_all(self) -> None:
+        """Merge what waits for its step, so that parameters and outer state are of one round."""
+        if self._held is not None:
+            self._take_up(self._held)
+        self._settle_transfers()
+        self._local.take_up()
 
     def _settle_transfers(self) -> None:
         self._merging.proceed(wait=True)
@@ -363,9 +370,15 @@ class SwarmSync:
 
     def _finish_merge(self, message: Anchor, sent: int | None) -> None:
         self._local.merge(message.round, message.fragment, sent)
-        if sent is not None:
-            self.rounds_contributed += 1
-            self._ledger.settle_marked()
+        if sent is None:
+            self._tell_merged(message)
+        else:
+            self._settle(message)
+
+    def _settle(self, message: Anchor) -> None:
+        """What this peer has sent is in the anchor."""
+        self.rounds_contributed += 1
+        self._ledger.settle_marked()
         self._tell_merged(message)
 
     def _tell_merged(self, message: Anchor) -> None:

@@ -79,9 +79,10 @@ def kept_beside(recipe: Recipe) -> tuple[str, ...]:
 
 
 def rule_bytes(recipe: Recipe, device: torch.device) -> tuple[int, int]:
-    """What the local rule and an eager merge keep for each parameter: (on the device, in RAM); without a device of its
-    own, the anchor is there anyway.
+    """What the local rule, an eager merge and fragments that wait for theirs keep for each parameter, at most:
+    (on the device, in RAM); without a device of its own, the anchor is there anyway.
     """
     rule, early = recipe.local, len(kept_beside(recipe)) if recipe.merge.eager else 0
+    put_off = 2 if recipe.num_fragments > 1 and recipe.overlap_steps > recipe.fewest_steps else 0
     copies = rule.device_vectors + (rule.reads_anchor and device.type != "cpu")
-    return 4 * copies, 4 * (rule.ram_vectors + early)
+    return 4 * copies, 4 * (rule.ram_vectors + early + put_off)

@@ -25,7 +25,7 @@ class Scripted(Race):
     def __init__(self, loss_of):
         self.loss_of, self.asked, self.rows, self.numel = loss_of, [], [], 33_696
 
-    def run(self, labels, tokens):
+    def run(self, labels, tokens):  # noqa: ARG002
         self.asked += [label for label in labels if label not in self.asked]
         found = [row(label, self.loss_of(label)) for label in labels]
         self.rows += [one for one in found if one not in self.rows]
@@ -95,7 +95,7 @@ def test_rates_go_on_until_the_best_has_a_worse_one_on_either_side():
 
 def test_rates_that_all_diverge_are_an_error():
     with pytest.raises(UserError, match="diverges"):
-        Scripted(lambda label: None).best_inner("ddp:", 1000)
+        Scripted(lambda _: None).best_inner("ddp:", 1000)
 
 
 def test_a_search_keeps_the_better_value_of_each_knob():

@@ -148,3 +148,79 @@ def test_progress_that_is_not_finite_is_dropped_but_for_what_was_sent(peer):
     peer.sync.after_step(Step(loss=torch.nan))
     assert torch.equal(peer.replica.flat[3:7], sent)
     assert torch.equal(peer.replica.flat[:3], torch.arange(3.0))
+
+
+LONG = Strided(period=12, num_fragments=3, overlap_steps=7)  # a fragment is sent every 4 steps
+
+
+def waiting(descriptor, rule=None):
+    """A peer that has sent fragments 1 and 2 at steps 4 and 8 and has their anchors; it merges them at 11 and 15."""
+    peer = Peer(descriptor, LONG, rule or Mix(alpha=0.5))
+    peer.steps(4)
+    peer.commit(1, 1, 1, 8.0, slice(3, 7))
+    peer.steps(4)
+    peer.commit(2, 2, 2, 5.0, slice(7, 8))
+    peer.steps(1)
+    return peer
+
+
+def mixed(local, own, anchor):
+    local[own] = 0.5 * local[own] + 0.5 * anchor
+    return local
+
+
+def test_a_fragment_is_sent_before_the_one_before_it_is_merged(descriptor):
+    peer = waiting(descriptor)
+    assert peer.sent() == [(1, 40), (2, 80)]
+    assert [message.round for message in peer.agent.take(Merged)] == [0, 1, 2]  # the agent may write the next anchor
+    assert torch.equal(peer.replica.flat, torch.arange(NUMEL) + 9 * PUSH)
+    assert torch.equal(peer.sync.anchor, peer.memory.anchor)
+    peer.steps(1)
+    local = peer.replica.flat + PUSH
+    peer.steps(1)  # the eleventh
+    assert torch.equal(peer.replica.flat, mixed(local, slice(3, 7), torch.arange(3.0, 7.0) + 8.0))
+    peer.steps(3)
+    assert peer.sent() == [(3, 120)]  # at the twelfth
+    assert peer.replica.flat[7] == 7.0 + 14 * PUSH
+    local = peer.replica.flat + PUSH
+    peer.steps(1)  # the fifteenth
+    assert torch.equal(peer.replica.flat, mixed(local, slice(7, 8), torch.tensor([7.0 + 5.0])))
+
+
+def test_steps_while_a_fragment_waits_are_kept_by_a_rule_that_carries(descriptor):
+    peer = waiting(descriptor, Carry())
+    peer.steps(2)
+    expected = torch.arange(NUMEL) + 11 * PUSH
+    expected[3:7] += 8.0 - 4 * PUSH  # the new anchor in the place of what was sent
+    assert torch.equal(peer.replica.flat, expected)
+
+
+def test_a_checkpoint_merges_all_that_waits(descriptor):
+    peer = waiting(descriptor)
+    local = peer.replica.flat.clone()
+    peer.agent.inbox.append(Saved(path="x", round=2, lineage_id=LINEAGE))
+    peer.sync.poll()
+    expected = mixed(mixed(local, slice(3, 7), torch.arange(3.0, 7.0) + 8.0), slice(7, 8), torch.tensor([12.0]))
+    assert torch.equal(peer.replica.flat, expected)
+    peer.steps(8)
+    assert torch.equal(peer.replica.flat, expected + 8 * PUSH)  # once
+
+
+def test_what_waits_is_merged_before_a_state_that_was_caught_up_with(descriptor):
+    peer = waiting(descriptor)
+    local = peer.replica.flat.clone()
+    peer.commit(7, None, None, 2.0, slice(0, NUMEL))
+    peer.sync.poll()
+    expected = mixed(mixed(local, slice(3, 7), torch.arange(3.0, 7.0) + 8.0), slice(7, 8), torch.tensor([12.0]))
+    assert torch.equal(peer.replica.flat, expected + 2.0)
+    assert peer.sync.round == 7
+
+
+def test_progress_that_is_not_finite_is_replaced_by_the_anchor_also_where_that_waits(descriptor):
+    peer = waiting(descriptor)
+    peer.replica.flat.fill_(torch.nan)
+    peer.sync.after_step(Step(loss=torch.nan))
+    assert torch.equal(peer.replica.flat, peer.memory.anchor)
+    peer.replica.flat += PUSH
+    peer.steps(6)
+    assert torch.equal(peer.replica.flat, peer.memory.anchor + 7 * PUSH)  # nothing is merged a second time

@@ -11,7 +11,7 @@ from tests.network.harness import TestSwarm
 from tests.network.members import Member
 
 FRAGMENTS, PERIOD = 3, 12
-RECIPE = f"name: streaming-diloco, schedule: {{num_fragments: {FRAGMENTS}}}"
+RECIPE = "name: streaming-diloco, schedule: {{num_fragments: {fragments}, overlap_steps: {overlap}}}"
 
 
 LATE = "name: diloco, compressor: int8, outer_momentum: 0.6, schedule: {steps: 5, overlap_steps: 5}"
@@ -31,9 +31,10 @@ def test_whole_rounds_are_merged_one_round_late(tmp_path: Path) -> None:
         swarm.close()
 
 
-@pytest.fixture
-def swarm(tmp_path: Path):
-    swarm = TestSwarm(tmp_path, steps=PERIOD, layers=FRAGMENTS, recipe=RECIPE, wait=3.0)
+@pytest.fixture(params=[1, 6], ids="overlap {}".format)  # 6: the next fragment is sent before one is merged
+def swarm(tmp_path: Path, request: pytest.FixtureRequest):
+    recipe = RECIPE.format(fragments=FRAGMENTS, overlap=request.param)
+    swarm = TestSwarm(tmp_path, steps=PERIOD, layers=FRAGMENTS, recipe=recipe, wait=3.0)
     yield swarm
     swarm.close()
 

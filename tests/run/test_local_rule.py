@@ -157,6 +157,8 @@ def test_the_fit_check_counts_what_a_rule_keeps() -> None:
     prox, glomo = (rule_bytes(recipe_of(**RULES[name]), CUDA) for name in ("proximal", "replay"))
     assert (prox, glomo, rule_bytes(recipe_of(name="diloco"), CUDA)) == ((4, 0), (40, 12), (0, 0))
     assert rule_bytes(recipe_of(**RULES["proximal"]), CPU) == (0, 0)  # the trainer's copy of the anchor serves
+    near, far = (recipe_of(name="streaming-diloco", schedule={"overlap_steps": steps}) for steps in (33, 34))
+    assert (rule_bytes(near, CUDA), rule_bytes(far, CUDA)) == ((0, 0), (0, 8))  # fragments that wait, twice
     assert rule_bytes(recipe_of(name="eager-diloco"), CUDA) == (0, 16)
     size = ModelSize(parameters=million, vocab_size=8, hidden_size=8, layers=1)
 

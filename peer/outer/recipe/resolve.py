@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from peer.errors import UserError, did_you_mean
 from peer.outer.optim.optimizers import OuterOptimizer
 from peer.outer.policy.schedules import Strided
 from peer.outer.recipe.published import RECIPES
-from peer.outer.recipe.recipe import PARTS, Recipe, paced, word_of
+from peer.outer.recipe.recipe import PARTS, Recipe, paced
 from peer.outer.recipe.validation import LEAST_TO_JUDGE, checked
 from peer.outer.topology.topologies import BandwidthMatching, Groups, Neighbours, RandomPairs
 from peer.protocol.manifest import RecipeSpec
@@ -46,32 +46,12 @@ def swarm_recipe(spec: RecipeSpec) -> Recipe:
     """The recipe of a manifest for a run of real peers.
 
     Raises:
-        UserError: as `resolve`; and a recipe with a part that only the simulator has, naming it.
+        UserError: as `resolve`; and gossip whose aggregator could not guard it.
     """
     recipe = resolve(spec)
-    for part, why, instead in missing_on_a_swarm(recipe):
-        value = getattr(recipe, part)
-        word = value if isinstance(value, str) else word_of(part, value)
-        raise UserError(
-            f"recipe {spec.name!r} has {part} {word!r}, which real peers do not run: {why}",
-            f"{instead}; or try it with 'atoll simulate'",
-        )
     if recipe.gossips and recipe.aggregator.robust and (problem := unguarded(recipe)) is not None:
         raise UserError(f"recipe {spec.name!r}: {problem[0]}", f"{problem[1]}, or aggregator: mean")
     return recipe
-
-
-def missing_on_a_swarm(recipe: Recipe) -> list[tuple[str, str, str]]:
-    """(part, why, what to do instead) for each part that `peer.swarm` and `peer.link` cannot do yet."""
-    return list(_lacks(recipe))
-
-
-def _lacks(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
-    if recipe.num_fragments > 1 and recipe.overlap_steps > recipe.fewest_steps:
-        yield (
-            "schedule", "rounds of fragments follow each other: each is merged before the next is sent",
-            f"set overlap_steps to at most {recipe.fewest_steps}",
-        )
 
 
 def unguarded(recipe: Recipe) -> tuple[str, str] | None:

@@ -184,18 +184,16 @@ def plan_table(forecasts: Sequence[Forecast]) -> Table:
     for header in ("utilisation", "a round", "steps", "GB/day, peer", "tokens/day", "takes", "cost"):
         table.add_column(header, justify="right", no_wrap=True)
     table.add_column("limited by", no_wrap=True)
-    remarks = [
-        list(filter(None, (each.note, "" if each.on_a_swarm else "simulator alone"))) for each in forecasts
-    ]
-    if any(remarks):
+    noted = any(each.note for each in forecasts)
+    if noted:
         table.add_column("", overflow="fold")
-    for each, notes in zip(forecasts, remarks, strict=True):
+    for each in forecasts:
         table.add_row(
             Text(each.label, style="bold"), f"{each.utilisation:.1%}", human_duration(each.round_s),
             _steps(each), f"{each.gb_a_day:,.1f}" if each.gb_a_day else "-", human_count(each.tokens_a_day),
             "-" if each.days is None else human_duration(each.days * DAY_S),
             "-" if each.cost is None else f"{each.cost:,.0f}", each.limit,
-            *([Text("; ".join(notes), style="dim")] if any(remarks) else []),
+            *([Text(each.note, style="dim")] if noted else []),
         )
     return table
 

@@ -10,7 +10,6 @@ from itertools import accumulate, pairwise
 from peer.errors import UserError
 from peer.outer.policy.regular import Regular
 from peer.outer.recipe.recipe import Recipe
-from peer.outer.recipe.resolve import missing_on_a_swarm
 from peer.outer.state.flat_layout import FlatLayout
 from peer.protocol.manifest import RoundSpec
 from peer.sim.campaign.label import Choice, parse_label, with_room
@@ -54,7 +53,6 @@ class Forecast:
         gb_a_day: that one peer sends, the mean; it receives as much.
         days, cost: until the goal; None without a goal, or without prices.
         limit: what keeps the peers from computing, or their rounds from their length.
-        on_a_swarm: real peers run it; else the simulator alone.
         note: what the figures leave out.
     """
 
@@ -68,7 +66,6 @@ class Forecast:
     days: float | None
     cost: float | None
     limit: str
-    on_a_swarm: bool
     note: str
 
     @property
@@ -128,7 +125,7 @@ def forecast(label: str, recipe: Recipe, subject: Subject, goal_tokens: float | 
         gb_a_day=sent_bytes_s * DAY_S / 1e9, tokens_a_day=tokens_a_day, days=days,
         cost=None if days is None or peers.price is None else 24 * days * peers.price,
         limit=limit_of(joined, layout, peers.profiles, peers.step_s, found),
-        on_a_swarm=not missing_on_a_swarm(recipe), note=_note(recipe),
+        note=_note(recipe),
     )  # fmt: skip
 
 
@@ -166,7 +163,7 @@ def published_needed(layout: FlatLayout, step_s: float, target: float) -> tuple[
 
 def advice(forecasts: Sequence[Forecast]) -> str:
     """Which recipe to take, and why, in a few sentences."""
-    able = [each for each in forecasts if each.on_a_swarm and not each.note] or list(forecasts)
+    able = [each for each in forecasts if not each.note] or list(forecasts)
     least = min(each.stretch for each in able)
     prompt = [each for each in able if each.stretch <= max(LONG_ROUND, least)]
     busiest = max(each.utilisation for each in prompt)

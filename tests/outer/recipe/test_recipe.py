@@ -236,19 +236,6 @@ def test_a_swarm_runs_every_recipe(name: str) -> None:
     assert swarm_recipe(RecipeSpec(name=name)) == RECIPES[name]
 
 
-@pytest.mark.parametrize(("name", "overrides", "what", "hint"), [
-    ("streaming-diloco", {"schedule": {"overlap_steps": 60}}, "each is merged before the next", "at most 33"),
-], ids=str)
-def test_a_swarm_says_why_it_runs_no_such_part(name: str, overrides: dict[str, Any], what: str, hint: str) -> None:
-    spec = RecipeSpec.model_validate({"name": name, **overrides})
-    resolve(spec)  # the simulator runs it
-    with pytest.raises(UserError, match="which real peers do not run: ") as caught:
-        swarm_recipe(spec)
-    assert what in caught.value.what
-    assert hint in caught.value.hint
-    assert "atoll simulate" in caught.value.hint
-
-
 @pytest.mark.parametrize("rate", [1.0, 0.3])
 def test_a_timer_paces_gossip_and_rounds_of_all(rate: float) -> None:
     timer = {"name": "timer", "rate": rate}

@@ -62,7 +62,7 @@ def test_utilisation_traffic_and_days_of_diloco_by_hand() -> None:
     assert found.tokens_a_day == pytest.approx(4 / 0.1 * 1000 * DAY_S)
     assert found.days == pytest.approx(1e9 / found.tokens_a_day)
     assert found.cost == pytest.approx(found.days * 24 * 2.0)
-    assert (found.limit, found.on_a_swarm, found.note) == ("bandwidth", True, "")
+    assert (found.limit, found.note) == ("bandwidth", "")
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_peers_that_cannot_be(text, message) -> None:
 
 
 def row(label: str, utilisation: float, **given) -> Forecast:
-    numbers = {"days": 10.0, "cost": 100.0, "limit": "uplink", "on_a_swarm": True, "note": ""} | given
+    numbers = {"days": 10.0, "cost": 100.0, "limit": "uplink", "note": ""} | given
     return Forecast(
         label=label, steps_per_round=1, steps_made=1, utilisation=utilisation, round_s=1.0, gb_a_day=1.0,
         tokens_a_day=1e9 * utilisation, **numbers,
@@ -148,7 +148,7 @@ def row(label: str, utilisation: float, **given) -> Forecast:
 
 
 def test_the_advice_prefers_what_learns_best_among_what_is_fast() -> None:
-    rows = [row("eager-diloco", 1.0, on_a_swarm=False), row("distro", 0.99), row("lagoon", 0.92), row("ddp", 0.046)]
+    rows = [row("eager-diloco", 1.0, note="a part"), row("distro", 0.99), row("lagoon", 0.92), row("ddp", 0.046)]
     said = advice(rows)
     assert said.startswith("Take lagoon: the peers compute 92% of their time, which takes 10.0 days and costs 100.")
     assert "What limits it is the uplink" in said

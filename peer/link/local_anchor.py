@@ -107,7 +107,6 @@ class LocalAnchor:
 
     def begin_merge(self, fragment: int | None, sent: int | None) -> Transfer:
         """Bring to the device what `merge` with these arguments needs; the anchor must stay as it is until then."""
-        self.take_up(fragment=fragment)
         plain = self.second is None and (sent is None or self._rule.carries)
         plain = plain and not (sent is None and self._rule.kept_rounds)
         self._carried = 0 if len(self._bounds) == 1 else fragment
@@ -135,6 +134,7 @@ class LocalAnchor:
             same = len(self._bounds) > 1 and fragment is None and torch.equal(anchor, before)
             if same or fragment not in (None, index):
                 continue
+            self.take_up(fragment=index)
             if index == self._carried and self.copies is not None:
                 self.copies.carry()
                 before.copy_(anchor)

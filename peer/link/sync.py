@@ -205,8 +205,8 @@ class SwarmSync:
         self._count(result)
         with self._tally.waiting():
             try:
+                self._local.take_up(self.step)  # also while there is no agent
                 self.poll()
-                self._local.take_up(self.step)
                 if self._held is not None:
                     self._merge(self._held)
                 if self._ledger.armed and self._ledger.outstanding is None and self._due:
@@ -336,10 +336,12 @@ class SwarmSync:
     def _merge(self, message: Anchor) -> None:
         """Merge a new anchor, one with this peer's contribution not before the schedule says so."""
         self._settle_transfers()  # of before this anchor
-        if not self._ledger.is_in(message) or self.step >= self._merge_at:
+        sent_before = self.schedule.overlap_steps > self.schedule.shortest  # the next fragment, before this one merges
+        news = message.fragment
+        if not self._ledger.is_in(message) or self.step >= self._merge_at or (sent_before and news is None):
             self._take_up(message)
-        elif message.fragment is not None and self.schedule.overlap_steps > self.schedule.shortest:
-            self._local.put_off(message.round, message.fragment, self._merge_at)  # the next fragment is sent before
+        elif sent_before and news is not None:
+            self._local.put_off(message.round, news, self._merge_at)
             self._settle(message)
         else:
             self._held = message

@@ -224,3 +224,36 @@ def test_progress_that_is_not_finite_is_replaced_by_the_anchor_also_where_that_w
     peer.replica.flat += PUSH
     peer.steps(6)
     assert torch.equal(peer.replica.flat, peer.memory.anchor + 7 * PUSH)  # nothing is merged a second time
+
+
+def test_what_waits_is_merged_at_its_step_also_without_an_agent(descriptor):
+    peer = waiting(descriptor)
+    peer.agent.die()
+    peer.steps(1)
+    local = peer.replica.flat + PUSH
+    peer.steps(1)
+    assert torch.equal(peer.replica.flat, mixed(local, slice(3, 7), torch.arange(3.0, 7.0) + 8.0))
+
+
+def test_a_contribution_that_the_next_agent_or_a_catch_up_tells_of_is_merged_at_once(descriptor):
+    peer = Peer(descriptor, LONG)
+    peer.steps(4)
+    local = peer.replica.flat.clone()
+    peer.commit(1, 1, None, 8.0, slice(3, 7))
+    peer.sync.poll()
+    assert torch.equal(peer.replica.flat, mixed(local, slice(3, 7), torch.arange(3.0, 7.0) + 8.0))
+    peer.steps(4)
+    assert peer.sent() == [(1, 40), (2, 80)]  # in time
+
+
+def test_an_agent_that_tells_of_the_same_state_merges_nothing_early(descriptor):
+    peer = waiting(descriptor)
+    local = peer.replica.flat.clone()
+    peer.commit(2, None, None, 0.0, slice(0, NUMEL))
+    peer.sync.poll()
+    assert torch.equal(peer.replica.flat, local)
+    peer.commit(3, None, None, 2.0, slice(3, 7))  # what waits of this fragment, and then the news
+    peer.sync.poll()
+    expected = mixed(local, slice(3, 7), torch.arange(3.0, 7.0) + 8.0)
+    expected[3:7] += 2.0
+    assert torch.equal(peer.replica.flat, expected)

@@ -97,10 +97,9 @@ class Regular(Schedule):
         """The fewest inner steps of any round."""
         return self.length(1)
 
-    def overlapped(self) -> Self:
-        """The same, but a result is merged as late as the next round begins."""
-        late = max(self.shortest, self.overlap_steps)
-        return replace(self, overlap_steps=late)  # type: ignore[type-var]
+    def overlapping(self, steps: int) -> Self:
+        """The same, but a result is merged so many steps after it was sent."""
+        return replace(self, overlap_steps=steps)  # type: ignore[type-var]
 
     def global_step(self, rounds: int, steps_in_round: int) -> float:
         """The run's progress in inner steps of one peer after `rounds` rounds: what learning-rate schedules follow.

@@ -130,17 +130,18 @@ def forecast(label: str, recipe: Recipe, subject: Subject, goal_tokens: float | 
 
 
 def as_joined(recipe: Recipe, wait_s: float) -> Recipe:
-    """The recipe as `atoll join` runs it: where rounds have many steps, trainers continue until the next round begins.
+    """The recipe as `atoll join` runs it: where rounds have many steps, trainers continue until the next round begins;
+    that is sent once the result of the one before has come, however much later that is merged.
 
     Args:
         wait_s: how long a round waits for members that are late; then they send what they have.
     """
     recipe = replace(recipe, straggler=recipe.straggler.within(wait_s))
-    waits = recipe.payload == "gradient" or recipe.votes is not None
-    if waits or recipe.gossips or recipe.straggler.asynchronous:
+    if recipe.payload == "gradient" or not isinstance(schedule := recipe.schedule, Regular):
         return recipe
-    assert isinstance(recipe.schedule, Regular)
-    return replace(recipe, schedule=recipe.schedule.overlapped(), merge=recipe.late_merge)
+    if recipe.gossips or recipe.straggler.asynchronous:
+        return replace(recipe, schedule=schedule.overlapping(min(recipe.overlap_steps, schedule.shortest)))
+    return replace(recipe, schedule=schedule.overlapping(schedule.shortest), merge=recipe.late_merge)
 
 
 def bandwidth_needed(choice: Choice, layout: FlatLayout, step_s: float, target: float) -> Needed:

@@ -97,6 +97,14 @@ def test_a_slow_peer_costs_rounds_of_many_steps_no_time_but_the_window_in_which_
     assert found.limit == "slowest peer"
 
 
+@pytest.mark.parametrize("straggler", ["straggler=wait", "straggler.name=quorum,straggler.fraction=0.5"])
+def test_a_swarm_sends_fragments_one_after_the_other_however_long_they_overlap(straggler) -> None:
+    slow = peers("4:up=100000,down=100000,latency=1000", step_s=0.1)
+    label = f"streaming-diloco:{straggler},schedule.period=12,schedule.num_fragments=3"
+    near, far = (told(f"{label},schedule.overlap_steps={steps}", slow) for steps in (4, 12))
+    assert far.round_s == pytest.approx(near.round_s)
+
+
 def test_needed_bandwidth_reaches_the_target_and_less_does_not() -> None:
     layout, recipe = layout_of(1e8), parse_label("diloco:steps_per_round=100")
     needed = bandwidth_needed(recipe, layout, 0.1, 0.9).gbit_s

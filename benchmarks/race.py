@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,8 +13,9 @@ from benchmarks.figures import RESUME, ResumableRows, Say, benchmark_parser, che
 from peer.errors import UserError
 from peer.outer.compress.registry import codec
 from peer.protocol.manifest import RunManifest
+from peer.sim.campaign.job import Row, run_job
 from peer.sim.campaign.label import parse_label
-from peer.sim.campaign.plan import WindowPair, build_swarm, meta_layout, plan_jobs, windows_for
+from peer.sim.campaign.plan import Job, SwarmPlan, WindowPair, build_swarm, meta_layout, plan_jobs, windows_for
 from peer.sim.campaign.pool import JobProgress, Pool
 from peer.sim.world.network import reduce_traffic, ring_allreduce_bytes
 from peer.system.resources import usable_cores
@@ -94,9 +96,8 @@ class Race:
         jobs = plan_jobs(swarm, [parse_label(label) for label in missing], [self._seed], swarm.steps_per_peer,
                          self._layout)  # fmt: skip
         if jobs:
-            self._windows = self._windows or windows_for(swarm, jobs, ())
-            with Pool(self._jobs, self._windows, _Unwatched()) as pool:
-                for number, (job, ended) in enumerate(pool.run(jobs), 1):
+            with self._rows_of(jobs, swarm) as rows:
+                for number, (job, ended) in enumerate(rows, 1):
                     if ended["status"] in ("failed", "stopped"):
                         raise UserError(f"{job.label}: {ended['note']}")
                     kept = self._kept.keep(RaceRow(
@@ -108,6 +109,15 @@ class Race:
         found = [row for label in labels if (row := self._known(label, tokens)) is not None]
         self.rows += [row for row in found if row not in self.rows]
         return found
+
+    @contextmanager
+    def _rows_of(self, jobs: Sequence[Job], swarm: SwarmPlan) -> Iterator[Iterator[tuple[Job, Row]]]:
+        self._windows = self._windows or windows_for(swarm, jobs, ())
+        if min(self._jobs, len(jobs)) == 1:
+            yield ((job, run_job(job, self._windows)) for job in jobs)
+            return
+        with Pool(self._jobs, self._windows, _Unwatched()) as pool:
+            yield pool.run(jobs)
 
     def steps(self, tokens: int) -> int:
         """Of each peer."""

@@ -57,7 +57,7 @@ def test_what_ran_is_kept_and_runs_once(small, tmp_path):
     labels = ["ddp:inner.learning_rate=0.008", "diloco:steps_per_round=2"]
 
     def race():
-        return Race(small, ResumableRows(RaceRow, path), 2, 0, said.append)
+        return Race(small, ResumableRows(RaceRow, path), 1, 0, said.append)
 
     first = race().run([*labels, labels[0]], 8192)
     assert [one.label for one in first] == [*labels, labels[0]]

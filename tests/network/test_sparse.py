@@ -65,10 +65,11 @@ def test_sparse_rounds_equal_the_reference_and_stay_equal_when_peers_die_sleep_a
     swarm.drive(lambda: all(member.round >= at + 3 for member in others), 90.0)
     os.kill(sleeper.agent.pid, signal.SIGCONT)
     sleeper.frozen = False
+    # it replays, or, if it was the only one to hear the last vote before it fell asleep, yields that round for theirs;
+    # a newcomer that came before that could make rounds with it, and then the others would yield
+    swarm.drive(lambda: any(record.status == "caught_up" for record in sleeper.records), 90.0)
     (late,) = swarm.add("late")
     everybody = [*others, sleeper, late]
     assert len(swarm.drive_together(everybody, lambda: all(member.round >= at + 8 for member in everybody), 120.0)) == 1
-    # replayed, or, if it was the only one to hear the last vote before it fell asleep, yielded that round for theirs
-    assert any(record.status == "caught_up" for record in sleeper.records)
     assert "caught up to round" in late.log_text()  # before its first anchor, up to which the test reads no record
     swarm.drive(lambda: bool(late.committed) and len(late.committed[-1].members) == 4, 60.0, pace_s=0.2)

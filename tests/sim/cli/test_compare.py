@@ -66,6 +66,7 @@ def test_a_comparison_its_report_its_pictures_and_going_on_with_it(tiny, capsys)
     assert figures(tiny / "r.json") == before       # whichever process ran them, and in whichever order
 
 
+@pytest.mark.long
 def test_rows_do_not_depend_on_how_many_run_at_once(tiny):
     argv = ("papa", "noloco", "--peers", 2, "--tokens", 20 * STEP_TOKENS)
     assert compare(*argv, "--report", "one.json") == 0

@@ -68,7 +68,7 @@ page: env ## the bootstrap's page in Chromium, which is installed if there is no
 	$(BIN)/pytest tests/page -x -q
 
 slices: env ## real swarms under kills, attacks, partitions, bad links, floods, wrong clocks, NAT: slices of the campaigns
-	$(BIN)/pytest tests/network/chaos -x -q -m "not long" -n 3 --maxschedchunk 1  # they wait more than they compute
+	$(BIN)/pytest tests/network/chaos -x -q -m "not long" -n 3 --dist worksteal  # they wait more than they compute
 
 recipes: env ## the long tests of recipes on real agents: beside the simulator, through a kill and with a late join
 	$(BIN)/pytest $(RECIPES) -x -q -m long -n 3 --dist worksteal  # they wait more than they compute

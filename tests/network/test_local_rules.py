@@ -59,7 +59,7 @@ def at_end(member: Member, links: int) -> bool:
 
 
 @pytest.mark.parametrize("name", [  # the others see the same parts of a peer
-    name if name in ("eager-diloco", "time-limit-fixed") else pytest.param(name, marks=pytest.mark.long)
+    name if name == "eager-diloco" else pytest.param(name, marks=pytest.mark.long)
     for name in RECIPES
 ])  # fmt: skip
 def test_three_peers_go_the_simulators_way_through_a_kill_and_with_a_newcomer(

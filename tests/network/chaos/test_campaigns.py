@@ -29,6 +29,7 @@ def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[clocks.ClockSwar
 
 
 @pytest.mark.long
+@pytest.mark.long
 def test_the_break_point_is_found_and_drawn(tmp_path: Path) -> None:
     report, plot = tmp_path / "break_point.json", tmp_path / "break_point.png"
     runs = break_point.Runs(counts=(2, 7), attacks=("sign-flip",), rounds=1, steps=1)

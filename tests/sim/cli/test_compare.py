@@ -131,6 +131,7 @@ def pids(pool):
 # ---- Ctrl-C
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_ctrl_c_ends_a_comparison_and_its_processes(tiny):
     argv = ("compare", "ddp", "--manifest", tiny / "tiny.yaml", "--train-files", tiny / "text.txt", "--jobs", "2",

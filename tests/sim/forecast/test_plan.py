@@ -176,10 +176,10 @@ def run(capsys, *arguments: str) -> str:
 def test_the_command_plans_every_recipe_and_draws_it(tmp_path, capsys) -> None:
     described = json.loads(run(
         capsys, "--params", "1B", "--gpu", "H100", "--tokens", "1M", "--json", "--plot", str(tmp_path / "plan.png"),
-        "--peers", "2:up=1000,down=1000,price=2", "2:up=100,down=500,price=1,gpu=A100",
+        "--peers", "1:up=1000,down=1000,price=2", "1:up=100,down=500,price=1,gpu=A100",
     ))  # fmt: skip
     assert {each["label"] for each in described["recipes"]} == set(RECIPES)
-    assert (described["peers"], described["price_per_hour"]) == (4, 6.0)
+    assert (described["peers"], described["price_per_hour"]) == (2, 3.0)
     assert described["step_seconds"] == pytest.approx(6e9 * 32768 / (0.4 * 989e12), rel=1e-3)
     assert described["advice"].startswith("Take ")
     assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")

@@ -33,6 +33,7 @@ TOKENS = 3_145_728
 REDUCTIONS = (30, 100, 300, 1000, 3000, 10_000)
 CODECS = ("compressor=int8", "compressor=int4", "compressor=int2,feedback.decay=1.0")
 FEWEST_ROUNDS = 4  # a codec whose rounds would be fewer is left out at that reduction
+ROUNDED = 0.95
 OUTER = "outer_learning_rate=0.9,outer_momentum=0.7,average=0.75"
 
 
@@ -86,11 +87,14 @@ def compressor_of(codec: str) -> str:
 
 
 def frontier(rows: Sequence[RaceRow]) -> dict[int, RaceRow]:
-    """The best row of each reduction."""
-    return {
-        reduction: min((row for row in rows if row.reduction >= reduction), key=lambda row: row.rank)
-        for reduction in REDUCTIONS
-    }
+    """The best row of each reduction, of those that reach it but for a last round that is shorter; in few tokens, none
+    of the largest ones has a round.
+    """
+    found = {}
+    for reduction in REDUCTIONS:
+        if able := [row for row in rows if row.reduction >= ROUNDED * reduction]:
+            found[reduction] = min(able, key=lambda row: row.rank)
+    return found
 
 
 def draw(path: Path, rows: Sequence[RaceRow], reference: RaceRow) -> None:

@@ -86,6 +86,7 @@ class Race:
         self._layout, self.numel = layout, layout.numel
         self._windows: WindowPair | None = None
         self.rows: list[RaceRow] = []
+        self._made: list[RaceRow] = []
 
     def run(self, labels: Sequence[str], tokens: int) -> list[RaceRow]:
         """The rows of these labels after `tokens`, in their order."""
@@ -104,6 +105,7 @@ class Race:
                         label=job.label, numel=self.numel, peers=self._peers, tokens=tokens, seed=self._seed,
                         loss=ended["val_loss"], reduction=ended["reduction_vs_ddp"], seconds=ended["wall_seconds"],
                     ))
+                    self._made.append(kept)
                     of = f"{number} of {len(jobs)}, {self.numel:,} parameters, {tokens:,} tokens"
                     self._say(f"{of}: {kept.rank:.4f} after {kept.seconds:.0f} s, {job.label}")
         found = [row for label in labels if (row := self._known(label, tokens)) is not None]
@@ -150,7 +152,10 @@ class Race:
         return [settings for _, settings in sorted(found)]
 
     def _known(self, label: str, tokens: int) -> RaceRow | None:
-        return self._kept.find(label=label, numel=self.numel, peers=self._peers, tokens=tokens, seed=self._seed)
+        made = next((row for row in self._made if (row.label, row.tokens) == (label, tokens)), None)
+        return made or self._kept.find(
+            label=label, numel=self.numel, peers=self._peers, tokens=tokens, seed=self._seed
+        )
 
 
 class _Unwatched:

@@ -70,6 +70,14 @@ def test_what_ran_is_kept_and_runs_once(small, tmp_path):
     assert len(said) == 3
 
 
+def test_a_race_that_keeps_nothing_runs_each_label_once(small):
+    said = []
+    race = Race(small, ResumableRows(RaceRow, None), 1, 0, said.append)
+    first = race.run(["ddp", "ddp"], 4096)
+    assert race.run(["ddp"], 4096) == first[:1] == race.rows
+    assert len(said) == 1
+
+
 def test_what_a_label_cannot_be_is_said_before_anything_runs(small, tmp_path):
     race = Race(small, ResumableRows(RaceRow, tmp_path / "rows"), 1, 0, print)
     with pytest.raises(UserError, match="outer_momentum=2"):

@@ -108,7 +108,8 @@ def draw(path: Path, rows: Sequence[RaceRow], reference: RaceRow) -> None:
         axes.plot([row.reduction for row in own], [gap(row, reference) for row in own], "o-", color=colour,
                   linewidth=1.0, markersize=4, label=compressor_of(codec))  # fmt: skip
     axes.set_xscale("log")
-    axes.xaxis.set_major_formatter("{x:,.0f}x")
+    axes.set_xticks(REDUCTIONS, labels=[f"{reduction:,}x" for reduction in REDUCTIONS])
+    axes.minorticks_off()
     axes.axhline(0.0, color="#888888", linewidth=0.8)
     axes.set_xlabel("fewer bytes than fp32 data parallelism")
     axes.set_ylabel("% of loss above data parallelism")

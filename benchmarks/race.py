@@ -109,7 +109,7 @@ class Race:
                     of = f"{number} of {len(jobs)}, {self.numel:,} parameters, {tokens:,} tokens"
                     self._say(f"{of}: {kept.rank:.4f} after {kept.seconds:.0f} s, {job.label}")
         found = [row for label in labels if (row := self._known(label, tokens)) is not None]
-        self.rows += [row for row in found if row not in self.rows]
+        self.rows = list(dict.fromkeys([*self.rows, *found]))
         return found
 
     @contextmanager

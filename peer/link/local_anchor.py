@@ -32,6 +32,20 @@ class InnerLoop(Protocol):
         """The parameters have taken up a new anchor (fp32 [P], unchanged until the next), or went back to one."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class InnerParts:
+    """What makes the local steps, and what of it takes part in rounds beside the parameters.
+
+    Attributes:
+        second: trained beside the local parameters, where the recipe has such; then there is one fragment.
+        moments: the first and the second of the inner optimizer, where peers average them.
+    """
+
+    loop: InnerLoop | None = None
+    second: SecondTrajectory | None = None
+    moments: Sequence[LocalParameters] = ()
+
+
 @dataclass(frozen=True, eq=False)
 class _PutOff:
     """A round of one fragment that the parameters have yet to take up.
@@ -54,9 +68,6 @@ class LocalAnchor:
         optimizer: says what the run yields: the anchor, or an average of anchors.
         rule: how the parameters take up a new anchor that holds what they have sent.
         sizes: elements of each fragment, where there are several.
-        inner: makes the local steps.
-        second: trained beside the local parameters, where the recipe has such; then there is one fragment.
-        moments: the first and the second of the inner optimizer, where peers average them.
 
     Attributes:
         round: of the copy.
@@ -69,11 +80,10 @@ class LocalAnchor:
 
     def __init__(
         self, memory: SharedState, replica: LocalParameters, optimizer: OuterOptimizer, rule: MergeRule = CARRY,
-        sizes: Sequence[int] = (), inner: InnerLoop | None = None, second: SecondTrajectory | None = None,
-        moments: Sequence[LocalParameters] = (),
+        sizes: Sequence[int] = (), inner: InnerParts = InnerParts(),
     ) -> None:  # fmt: skip
         self.memory, self.replica, self._optimizer, self._rule = memory, replica, optimizer, rule
-        self.second, self._inner, self._moments = second, inner, moments
+        self.second, self._inner, self._moments = inner.second, inner.loop, inner.moments
         self.own = OwnPart(optimizer, memory.anchor.numel()) if rule.eager else None
         self.peers = 1
         self._bounds = list(pairwise(accumulate(sizes or [memory.anchor.numel()], initial=0)))

@@ -336,15 +336,15 @@ class SwarmSync:
     def _merge(self, message: Anchor) -> None:
         """Merge a new anchor, one with this peer's contribution not before the schedule says so."""
         self._settle_transfers()  # of before this anchor
-        sent_before = self.schedule.overlap_steps > self.schedule.shortest  # the next fragment, before this one merges
-        news = message.fragment
-        if not self._ledger.is_in(message) or self.step >= self._merge_at or (sent_before and news is None):
+        if not self._ledger.is_in(message) or self.step >= self._merge_at:
             self._take_up(message)
-        elif sent_before and news is not None:
-            self._local.put_off(message.round, news, self._merge_at)
-            self._settle(message)
-        else:
+        elif not self.schedule.spans_rounds:
             self._held = message
+        elif message.fragment is None:  # of a new agent or a catch-up: to wait would hold up the next contribution
+            self._take_up(message)
+        else:
+            self._local.put_off(message.round, message.fragment, self._merge_at)
+            self._settle(message)
 
     def _take_up_all(self) -> None:
         """Merge what waits for its step, so that parameters and outer state are of one round."""

@@ -20,7 +20,7 @@ from peer.genesis import build_initial_model
 from peer.hub import hub_headers
 from peer.link.agent_connection import AgentConnection
 from peer.link.limits import Limits
-from peer.link.local_anchor import LocalAnchor
+from peer.link.local_anchor import InnerParts, LocalAnchor
 from peer.link.lockstep import LockstepSync
 from peer.link.messages import Mapped, Message, Published, Start
 from peer.link.supervisor import AgentProcess
@@ -128,10 +128,9 @@ def assemble(
     inner, rounds = recipe.inner_settings(manifest.inner), manifest.rounds
     hook, again = hook_of(recipe.local, model, shared.layout, optimizer, inner, compute, again)
     second = trajectory_of(recipe.local, shared.layout, again, lambda one: replica_of(shared.layout, one, leader, 1))
-    local = local_anchor(
-        shared, recipe, device, hook if leader is None else RanksLoop(leader, hook), second,
-        moments_of(recipe, model, shared.layout, optimizer, leader, 1 + (again is not None)),
-    )
+    moments = moments_of(recipe, model, shared.layout, optimizer, leader, 1 + (again is not None))
+    loop = hook if leader is None else RanksLoop(leader, hook)
+    local = local_anchor(shared, recipe, device, InnerParts(loop=loop, second=second, moments=moments))
     state = OptimizerState(optimizer, leader)
     limits = Limits(
         rounds_total=rounds.total, tokens_total=rounds.tokens_total, max_rounds=settings.max_rounds, stopping=stopping

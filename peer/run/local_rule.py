@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from peer.link.second_trajectory import LocalParameters, SecondTrajectory
 from peer.outer.policy.local_rules import LocalRule
+from peer.outer.policy.regular import Regular
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.state.flat_layout import FlatLayout
 from peer.outer.state.own_part import OwnPart
@@ -83,6 +84,6 @@ def rule_bytes(recipe: Recipe, device: torch.device) -> tuple[int, int]:
     (on the device, in RAM); without a device of its own, the anchor is there anyway.
     """
     rule, early = recipe.local, len(kept_beside(recipe)) if recipe.merge.eager else 0
-    put_off = 2 if recipe.num_fragments > 1 and recipe.overlap_steps > recipe.fewest_steps else 0
+    put_off = 2 * (isinstance(recipe.schedule, Regular) and recipe.schedule.spans_rounds)
     copies = rule.device_vectors + (rule.reads_anchor and device.type != "cpu")
     return 4 * copies, 4 * (rule.ram_vectors + early + put_off)

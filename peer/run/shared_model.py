@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from peer.link.local_anchor import InnerLoop, LocalAnchor
+from peer.link.local_anchor import InnerParts, LocalAnchor
 from peer.link.memory import Head, SharedState
 from peer.link.messages import Mapped
-from peer.link.second_trajectory import LocalParameters, SecondTrajectory
+from peer.link.second_trajectory import LocalParameters
 from peer.link.supervisor import AgentProcess
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.state.flat_layout import FlatLayout
@@ -26,13 +26,10 @@ from peer.train.replica import DeviceCopies, ModelReplica
 from peer.train.sharding import is_sharded
 
 
-def local_anchor(
-    shared: SharedModel, recipe: Recipe, device: torch.device, hook: InnerLoop, second: SecondTrajectory | None = None,
-    moments: Sequence[LocalParameters] = (),
-) -> LocalAnchor:  # fmt: skip
+def local_anchor(shared: SharedModel, recipe: Recipe, device: torch.device, inner: InnerParts) -> LocalAnchor:
     """The local parameters of this process, and the anchor that they were trained from."""
     local = LocalAnchor(
-        shared.memory, shared.replica, recipe.optimizer, recipe.late_merge, shared.layout.sizes, hook, second, moments
+        shared.memory, shared.replica, recipe.optimizer, recipe.late_merge, shared.layout.sizes, inner
     )
     if device.type == "cuda" and isinstance(shared.replica, ModelReplica):
         local.copies = DeviceCopies(shared.replica, device)

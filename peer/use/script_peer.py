@@ -20,6 +20,7 @@ from peer.errors import UserError
 from peer.free_weights import layout_of
 from peer.link.agent_connection import AgentConnection
 from peer.link.limits import Limits
+from peer.link.local_anchor import InnerParts
 from peer.link.messages import (
     Anchor,
     LivePeers,
@@ -218,7 +219,7 @@ class ScriptPeer:
             rounds_total=rounds.total, tokens_total=rounds.tokens_total, max_rounds=self._settings.max_rounds,
             stopping=lambda: self._agreement.signalled,
         )
-        local = local_anchor(self._shared, plan.recipe, device, StepHook())
+        local = local_anchor(self._shared, plan.recipe, device, InnerParts(loop=StepHook()))
         return SwarmSync(connection, local, plan.recipe.rounds, limits, self._on_message, on_drop=self._drop_state)
 
     def _layout(self, plan: RunPlan) -> FlatLayout:

@@ -9,7 +9,7 @@ import torch
 
 from peer.link.agent_connection import AgentConnection
 from peer.link.limits import Limits
-from peer.link.local_anchor import LocalAnchor
+from peer.link.local_anchor import InnerParts, LocalAnchor
 from peer.link.memory import SharedState
 from peer.link.messages import Anchor, Mapped, Start
 from peer.link.supervisor import AgentGoneError
@@ -99,9 +99,8 @@ class Peer:
         self.memory = SharedState(descriptor, NUMEL, 2 if moments else 0)
         self.memory.anchor.copy_(torch.arange(NUMEL))
         self.moments = [Replica(), Replica()] if moments else []
-        local = LocalAnchor(
-            self.memory, self.replica, Nesterov(lr=0.7, momentum=0.9), merge, (), None, second, self.moments
-        )
+        inner = InnerParts(second=second, moments=self.moments)
+        local = LocalAnchor(self.memory, self.replica, Nesterov(lr=0.7, momentum=0.9), merge, (), inner)
         schedule = Every(steps=STEPS)
         self.sync = SwarmSync(
             AgentConnection(self.agent, START, MAPPED), local,

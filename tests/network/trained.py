@@ -16,7 +16,7 @@ from torch import Tensor
 from peer.data.packing import PackedTokens
 from peer.data.tokenizer import ByteTokenizer
 from peer.genesis import build_initial_model
-from peer.link.local_anchor import LocalAnchor
+from peer.link.local_anchor import InnerParts, LocalAnchor
 from peer.link.lockstep import LockstepSync
 from peer.link.memory import SharedState
 from peer.link.sync import SwarmSync
@@ -77,7 +77,8 @@ class TrainedMember(Member):
         self.parameters = ModelReplica(layout, model)
         moments = moments_of(recipe, model, layout, optimizer, None, 1)
         return LocalAnchor(
-            memory, self.parameters, recipe.optimizer, recipe.late_merge, fragments, hook, second, moments
+            memory, self.parameters, recipe.optimizer, recipe.late_merge, fragments,
+            InnerParts(loop=hook, second=second, moments=moments),
         )
 
     def step(self) -> None:

@@ -97,6 +97,11 @@ class Regular(Schedule):
         """The fewest inner steps of any round."""
         return self.length(1)
 
+    @property
+    def spans_rounds(self) -> bool:
+        """Whether a result is merged after the next fragment is sent."""
+        return self.overlap_steps > self.shortest
+
     def overlapping(self, steps: int) -> Self:
         """The same, but a result is merged so many steps after it was sent."""
         return replace(self, overlap_steps=steps)  # type: ignore[type-var]

@@ -21,7 +21,6 @@ from peer.sim.campaign.plan import load_task, meta_layout
 from peer.sim.forecast.published_bandwidth import METHODS, PAPER, SIZES, TARGETS, Size
 from peer.sim.forecast.steady import TOLERANCE, steady
 from peer.sim.world.scenario import PeerProfile
-from peer.system.output_files import check_output_file
 
 NAME = "bandwidth"
 ABOUT = "Gbit/s that two datacentres need for a utilisation, simulated, against the published simulation of H = 100"
@@ -77,8 +76,6 @@ def build_parser() -> argparse.ArgumentParser:
 
 def measure(arguments: argparse.Namespace, say: Say) -> BenchReport:
     """All curves, and the table from them."""
-    if arguments.plot is not None:
-        check_output_file(arguments.plot, "--plot")
     curves: dict[tuple[str, str], list[float]] = {}
     for size in SIZES:
         layout = meta_layout(load_task(size.manifest))

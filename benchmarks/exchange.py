@@ -25,7 +25,6 @@ from benchmarks.figures import (
 from benchmarks.peers import AveragingOutcome, PeerFailedError, Peers, PeersSetup
 from benchmarks.processes import available_bytes
 from peer.errors import UserError, did_you_mean
-from peer.system.output_files import check_output_file
 
 PEERS = (2, 4, 8)
 PARAMS = (1_000_000, 10_000_000, 50_000_000, 125_000_000)
@@ -98,9 +97,6 @@ def build_parser() -> argparse.ArgumentParser:
 def measure(arguments: argparse.Namespace, say: Say) -> BenchReport:
     """Every run of the grid."""
     runs = list(plan(arguments))
-    for flag, path in (("--plot", arguments.plot), ("--report", arguments.report), ("--resume", arguments.resume)):
-        if path is not None:
-            check_output_file(path, flag)
     pythons = {}
     if any(run.system == "hivemind" for run in runs):
         pythons["hivemind"] = prepared(arguments.environment, say)

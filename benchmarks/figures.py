@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from peer.errors import UserError
+from peer.system.output_files import check_output_file
 
 DEFAULT_SEED = 17
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000")  # of plots; Okabe and Ito (2008)
@@ -111,13 +112,12 @@ class ResumableRows(Generic[R]):
 
     Args:
         kind: the dataclass of a row.
-        path: of the file; None keeps nothing.
+        path: of the file; None: rows are kept in memory alone.
         under: what must be equal for a row to be taken over.
         report: all rows -> the report that the file holds; None: the file holds a line of JSON for each row.
 
     Attributes:
         rows: of earlier sessions, then of this one.
-        taken_over: how many of them `find` has given.
 
     Raises:
         UserError: the file holds something else.
@@ -128,13 +128,14 @@ class ResumableRows(Generic[R]):
         report: Callable[[Sequence[R]], BenchReport] | None = None,
     ) -> None:
         self._path, self._under, self._report = path, dict(under or {}), report
-        self.taken_over = 0
+        self._taken_over = set[int]()
         text = path.read_text() if path is not None and path.exists() else ""
         try:
             self.rows = [row_from(kind, document) for document in self._documents(text)]
         except (ValueError, KeyError, TypeError):
             what = f"{'--report' if report else '--resume'}={path}: not a file that this benchmark wrote"
             raise UserError(what, "give a new one") from None
+        self._earlier = len(self.rows)
 
     def _documents(self, text: str) -> list[dict[str, Any]]:
         if self._report is not None:
@@ -142,16 +143,19 @@ class ResumableRows(Generic[R]):
         return [one["row"] for one in map(json.loads, text.splitlines()) if one["under"] == self._under]
 
     def find(self, **wanted: Any) -> R | None:
-        """The row with these values, if an earlier session measured it."""
-        found = next((row for row in self.rows if all(getattr(row, key) == wanted[key] for key in wanted)), None)
-        self.taken_over += found is not None
-        return found
+        """The row with these values, if this session or an earlier one measured it."""
+        for place, row in enumerate(self.rows):
+            if all(getattr(row, key) == wanted[key] for key in wanted):
+                if place < self._earlier:
+                    self._taken_over.add(place)
+                return row
+        return None
 
     def keep(self, row: R) -> R:
         """The same row, once it is on disk."""
+        self.rows.append(row)
         if self._path is None:
             return row
-        self.rows.append(row)
         if self._report is not None:
             self._path.write_text(json.dumps(self._report(self.rows).to_dict(), indent=1) + "\n")
             return row
@@ -161,7 +165,8 @@ class ResumableRows(Generic[R]):
 
     def note(self) -> str:
         """What a report says of the rows that were taken over; nothing where there are none."""
-        return f"Rows measured in an earlier session (`--resume`): {self.taken_over}." if self.taken_over else ""
+        count = len(self._taken_over)
+        return f"Rows measured in an earlier session (`--resume`): {count}." if count else ""
 
 
 def row_from(kind: type[R], document: Mapping[str, Any]) -> R:
@@ -250,13 +255,19 @@ def run_benchmark(parser: argparse.ArgumentParser, measure: Callable[[argparse.N
         print(f"{time.monotonic() - began:6.1f} s  {text}", file=sys.stderr, flush=True)
 
     try:
+        for flag in ("report", "plot", "resume"):
+            if isinstance(path := getattr(arguments, flag, None), Path):
+                check_output_file(path, f"--{flag}")
         report = replace(measure(arguments, say), machine=machine)
     except UserError as error:
         print(error.render(parser.prog), file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        kept = getattr(arguments, "resume", None)
+        print(f"interrupted; {f'the rows in {kept} are kept' if kept else 'nothing is kept'}", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
     text = json.dumps(report.to_dict(), indent=2) + "\n"
     if arguments.report is not None:
-        arguments.report.parent.mkdir(parents=True, exist_ok=True)
         arguments.report.write_text(text)
     if arguments.json:
         print(text, end="")

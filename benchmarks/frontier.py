@@ -6,16 +6,14 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure as Picture
-
-from benchmarks.figures import COLOURS, BenchReport, Figure, ResumableRows, Say, check_count, documents, run_benchmark
+from benchmarks.figures import BenchReport, Figure, ResumableRows, Say, check_count, documents, run_benchmark
 from benchmarks.race import (
     DATA_PARALLELISM,
     HEADER,
     PEERS,
     Race,
     RaceRow,
+    draw_gaps,
     gap,
     race_parser,
     ranking,
@@ -24,7 +22,6 @@ from benchmarks.race import (
 )
 from benchmarks.search import SCREEN
 from peer.sim.campaign.plan import load_task
-from peer.system.output_files import check_output_file
 
 NAME = "frontier"
 ABOUT = "The gap to the best data parallelism by how many times fewer bytes each peer sends"
@@ -40,9 +37,6 @@ OUTER = "outer_learning_rate=0.9,outer_momentum=0.7,average=0.75"
 def measure(arguments: argparse.Namespace, say: Say) -> BenchReport:
     """Every codec at every reduction, with the inner settings that the search rule finds at a thousandth."""
     check_count("--tokens", arguments.tokens, 1)
-    for flag, path in (("--plot", arguments.plot), ("--report", arguments.report)):
-        if path is not None:
-            check_output_file(path, flag)
     race = Race(load_task(TASK), ResumableRows(RaceRow, arguments.resume), arguments.jobs, arguments.seed, say)
     screen = arguments.tokens // SCREEN
     baselines = race.best_inner(f"{DATA_PARALLELISM}:", screen)
@@ -59,7 +53,9 @@ def measure(arguments: argparse.Namespace, say: Say) -> BenchReport:
     )
     best = frontier(rows)
     if arguments.plot is not None:
-        draw(arguments.plot, rows, reference)
+        ticks = {float(reduction): f"{reduction:,}x" for reduction in REDUCTIONS}
+        along = "fewer bytes than fp32 data parallelism"
+        draw_gaps(arguments.plot, "What fewer bytes cost, 4 peers", along, ticks, by_codec(rows, reference))
     return BenchReport(
         name=NAME, about=ABOUT, seed=arguments.seed, samples={}, options=("--tokens", str(arguments.tokens)),
         figures=tuple(
@@ -97,26 +93,13 @@ def frontier(rows: Sequence[RaceRow]) -> dict[int, RaceRow]:
     return found
 
 
-def draw(path: Path, rows: Sequence[RaceRow], reference: RaceRow) -> None:
-    """Write a PNG: gap over reduction, a line for each codec, and the best of all."""
-    picture = Picture(figsize=(7.2, 4.2), dpi=120, layout="constrained")
-    FigureCanvasAgg(picture)
-    axes = picture.subplots()
-    for codec, colour in zip(CODECS, COLOURS, strict=False):
-        own = sorted((row for row in rows if f",{codec}," in row.label and row.loss is not None),
-                     key=lambda row: row.reduction)  # fmt: skip
-        axes.plot([row.reduction for row in own], [gap(row, reference) for row in own], "o-", color=colour,
-                  linewidth=1.0, markersize=4, label=compressor_of(codec))  # fmt: skip
-    axes.set_xscale("log")
-    axes.set_xticks(REDUCTIONS, labels=[f"{reduction:,}x" for reduction in REDUCTIONS])
-    axes.minorticks_off()
-    axes.axhline(0.0, color="#888888", linewidth=0.8)
-    axes.set_xlabel("fewer bytes than fp32 data parallelism")
-    axes.set_ylabel("% of loss above data parallelism")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=9)
-    axes.set_title("What fewer bytes cost", fontsize=12, fontweight="bold", loc="left")
-    picture.savefig(path, format="png")
+def by_codec(rows: Sequence[RaceRow], reference: RaceRow) -> dict[str, dict[float, float]]:
+    """Reduction -> gap, for each codec."""
+    return {
+        compressor_of(codec): {row.reduction: gap(row, reference) for row in rows
+                               if f",{codec}," in row.label and row.loss is not None}
+        for codec in CODECS
+    }  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ from typing import Any
 from benchmarks.figures import BenchReport, Say, benchmark_parser, check_count, documents, run_benchmark
 from benchmarks.goodput_report import HEADER, PUBLISHED, GoodputRow, draw, figures, line, lost_to_starts
 from peer.errors import UserError
-from peer.system.output_files import check_output_file
 from peer.telemetry.metrics import read_metrics
 from tests.network.bootstraps import DILOCO, MANIFEST, BootstrapProcess
 from tests.network.processes import LAUNCH, LOOPBACK, TEXT, descendants, environment
@@ -60,9 +59,6 @@ def measure(arguments: argparse.Namespace, say: Say) -> BenchReport:
         raise UserError(f"--minutes={arguments.minutes:g}: must be from 0.2 to 600", "10 is a good length")
     if (wrong := next((rate for rate in arguments.rates if not 0 <= rate <= 3600), None)) is not None:
         raise UserError(f"--rates {wrong}: must be from 0 to 3600 faults an hour", "60 is one a minute")
-    for flag, path in (("--plot", arguments.plot), ("--report", arguments.report)):
-        if path is not None:
-            check_output_file(path, flag)
     rows: list[GoodputRow] = []
     for rate in sorted({0, *arguments.rates}):
         with swarm(arguments.peers) as group:

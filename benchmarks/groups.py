@@ -27,7 +27,6 @@ from benchmarks.figures import (
 )
 from benchmarks.rounds import PHASES, together
 from benchmarks.vectors import NOISE, Shape, vector_swarm
-from peer.system.output_files import check_output_file
 from tests.network.harness import TestSwarm
 from tests.network.members import Member
 
@@ -65,9 +64,6 @@ def measure(arguments: argparse.Namespace, say: Say) -> BenchReport:
     check_count("--rounds", arguments.rounds, 2)
     check_count("--repeats", arguments.repeats, 1)
     check_count("--peers", arguments.peers, 2)
-    for flag, path in (("--plot", arguments.plot), ("--report", arguments.report)):
-        if path is not None:
-            check_output_file(path, flag)
     names = NAMES[: arguments.peers]
     generator = torch.Generator().manual_seed(arguments.seed)
     with vector_swarm(SHAPE, arguments.seed, names) as swarm:

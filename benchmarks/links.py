@@ -40,7 +40,6 @@ from benchmarks.state_transfer import work
 from peer.errors import UserError
 from peer.outer.compress.registry import compressor
 from peer.swarm.net.direct_listener import tune
-from peer.system.output_files import check_output_file
 from tests.network.chaos.namespaces import Internet
 from tests.network.chaos.relay import Link
 
@@ -80,9 +79,6 @@ def measure(arguments: argparse.Namespace, say: Say) -> BenchReport:
         check_count(flag, count, 1)
     for mbit in arguments.mbit:
         check_count("--mbit", mbit, 1)
-    for flag, path in (("--plot", arguments.plot), ("--report", arguments.report), ("--resume", arguments.resume)):
-        if path is not None:
-            check_output_file(path, flag)
     rows: list[LinkRow] = []
     missing: list[dict[str, int | str]] = []
     under = {name: vars(arguments)[name] for name in ("seed", "repeats", "delay_ms", "buffer_mib")}
@@ -111,8 +107,7 @@ def measure(arguments: argparse.Namespace, say: Say) -> BenchReport:
         line=SECONDS_OF_LINE, quic=SECONDS_OF_QUIC, buffers=arguments.buffer_mib, own=own_buffer_mib(),
         control=congestion_control(), direct=congestion_control(direct=True), numel=EXCHANGED / 1e6,
     )
-    if kept.taken_over:
-        notes = f"{notes}\n{kept.note()}"
+    notes = f"{notes}\n{kept.note()}".strip()
     return BenchReport(
         name=NAME, about=ABOUT, seed=arguments.seed, figures=figures(rows), samples={}, notes=notes,
         table=(HEADER, *map(line, rows)), options=tuple(options),

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.figures import RESUME, ResumableRows, Say, benchmark_parser, check_count
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure as Picture
+
+from benchmarks.figures import COLOURS, RESUME, ResumableRows, Say, benchmark_parser, check_count
 from peer.errors import UserError
 from peer.outer.compress.registry import codec
 from peer.protocol.manifest import RunManifest
@@ -24,6 +27,7 @@ PEERS = 4
 DATA_PARALLELISM = "ddp"
 OPTIMIZERS = ("adamw", "muon")
 RATES = (0.004, 0.008, 0.016)
+Gaps = Mapping[float, float]  # place -> percent of loss above data parallelism
 HEADER = ("recipe", "validation loss", "gap to the best ddp", "fewer bytes than ddp")
 
 
@@ -76,22 +80,19 @@ class Race:
     """
 
     def __init__(
-        self, manifest: RunManifest, kept: ResumableRows[RaceRow], jobs: int, seed: int, say: Say, peers: int = PEERS
+        self, manifest: RunManifest, kept: ResumableRows[RaceRow], jobs: int, seed: int, say: Say
     ) -> None:
         check_count("--jobs", jobs, 1)
-        self._manifest, self._kept, self._jobs, self._seed, self._say, self._peers = (
-            manifest, kept, jobs, seed, say, peers,
-        )
+        self._manifest, self._kept, self._jobs, self._seed, self._say = manifest, kept, jobs, seed, say
         layout = meta_layout(manifest)
         self._layout, self.numel = layout, layout.numel
         self._windows: WindowPair | None = None
         self.rows: list[RaceRow] = []
-        self._made: list[RaceRow] = []
 
     def run(self, labels: Sequence[str], tokens: int) -> list[RaceRow]:
         """The rows of these labels after `tokens`, in their order."""
         swarm = build_swarm(
-            self._manifest, network="ideal", peers=self._peers, tokens=str(tokens), step_s=1.0, evaluations=1
+            self._manifest, network="ideal", peers=PEERS, tokens=str(tokens), step_s=1.0, evaluations=1
         )
         missing = [label for label in dict.fromkeys(labels) if self._known(label, tokens) is None]
         jobs = plan_jobs(swarm, [parse_label(label) for label in missing], [self._seed], swarm.steps_per_peer,
@@ -102,10 +103,9 @@ class Race:
                     if ended["status"] in ("failed", "stopped"):
                         raise UserError(f"{job.label}: {ended['note']}")
                     kept = self._kept.keep(RaceRow(
-                        label=job.label, numel=self.numel, peers=self._peers, tokens=tokens, seed=self._seed,
+                        label=job.label, numel=self.numel, peers=PEERS, tokens=tokens, seed=self._seed,
                         loss=ended["val_loss"], reduction=ended["reduction_vs_ddp"], seconds=ended["wall_seconds"],
                     ))
-                    self._made.append(kept)
                     of = f"{number} of {len(jobs)}, {self.numel:,} parameters, {tokens:,} tokens"
                     self._say(f"{of}: {kept.rank:.4f} after {kept.seconds:.0f} s, {job.label}")
         found = [row for label in labels if (row := self._known(label, tokens)) is not None]
@@ -123,7 +123,7 @@ class Race:
 
     def steps(self, tokens: int) -> int:
         """Of each peer."""
-        return tokens // (self._peers * self._manifest.tokens_per_step)
+        return tokens // (PEERS * self._manifest.tokens_per_step)
 
     def best(self, labels: Sequence[str], tokens: int) -> int:
         """The place of the label with the lowest loss."""
@@ -152,10 +152,7 @@ class Race:
         return [settings for _, settings in sorted(found)]
 
     def _known(self, label: str, tokens: int) -> RaceRow | None:
-        made = next((row for row in self._made if (row.label, row.tokens) == (label, tokens)), None)
-        return made or self._kept.find(
-            label=label, numel=self.numel, peers=self._peers, tokens=tokens, seed=self._seed
-        )
+        return self._kept.find(label=label, numel=self.numel, peers=PEERS, tokens=tokens, seed=self._seed)
 
 
 class _Unwatched:
@@ -168,18 +165,11 @@ class _Unwatched:
         """Nothing."""
 
 
-def shortest_round(compressor: str, numel: int, reduction: float, peers: int = PEERS) -> int:
-    """Steps a round with which peers send `reduction` times fewer bytes than an fp32 all-reduce at every step."""
+def shortest_round(compressor: str, numel: int, reduction: float) -> int:
+    """Steps a round with which PEERS peers send `reduction` times fewer bytes than an fp32 all-reduce at every step."""
     payload = codec(compressor).wire_bytes(numel)
-    sent = reduce_traffic(peers, payload, payload)
-    return max(1, math.ceil(reduction * float(sent[0]) / ring_allreduce_bytes(numel, peers)))
-
-
-def with_size(manifest: RunManifest, hidden: int, layers: int) -> RunManifest:
-    """The same task for a model of so many layers of so many channels, with Llama's proportions."""
-    config = {**manifest.model.config, "hidden_size": hidden, "intermediate_size": -(-hidden * 8 // 12) * 4,
-              "num_hidden_layers": layers}  # fmt: skip
-    return manifest.model_copy(update={"model": manifest.model.model_copy(update={"config": config})})
+    sent = reduce_traffic(PEERS, payload, payload)
+    return max(1, math.ceil(reduction * float(sent[0]) / ring_allreduce_bytes(numel, PEERS)))
 
 
 def reference_of(rows: Sequence[RaceRow]) -> RaceRow:
@@ -200,3 +190,30 @@ def ranking(rows: Sequence[RaceRow]) -> Iterator[tuple[str, ...]]:
         yield f"`{row.label}`", *loss, f"{row.reduction:,.0f}x"
 
 
+def draw_gaps(path: Path, title: str, along: str, ticks: Mapping[float, str], lines: Mapping[str, Gaps]) -> None:
+    """Write a PNG: percent of loss above data parallelism, a line for each name.
+
+    Args:
+        along: what the horizontal axis is of, logarithmic.
+        ticks: place on it -> its words; none: powers of ten.
+    """
+    picture = Picture(figsize=(7.2, 4.2), dpi=120, layout="constrained")
+    FigureCanvasAgg(picture)
+    axes = picture.subplots()
+    for (name, gaps), colour in zip(lines.items(), COLOURS, strict=False):
+        axes.plot(list(gaps), list(gaps.values()), "o-", color=colour, linewidth=1.2, markersize=4, label=name)
+        for place, percent in gaps.items():
+            axes.annotate(f"{percent:+.1f}%", (place, percent), (0, 6), textcoords="offset points", ha="center",
+                          fontsize=8, color=colour)  # fmt: skip
+    axes.set_xscale("log")
+    if ticks:
+        axes.set_xticks(list(ticks), labels=list(ticks.values()))
+        axes.minorticks_off()
+    axes.axhline(0.0, color="#888888", linewidth=0.8)
+    axes.margins(x=0.1, y=0.18)
+    axes.set_xlabel(along)
+    axes.set_ylabel("% of loss above data parallelism")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=9)
+    axes.set_title(title, fontsize=12, fontweight="bold", loc="left")
+    picture.savefig(path, format="png")

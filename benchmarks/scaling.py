@@ -6,40 +6,35 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure as Picture
-
-from benchmarks.figures import COLOURS, BenchReport, Figure, ResumableRows, Say, documents, run_benchmark
+from benchmarks.figures import BenchReport, Figure, ResumableRows, Say, documents, run_benchmark
 from benchmarks.race import (
     DATA_PARALLELISM,
     HEADER,
     PEERS,
     Race,
     RaceRow,
+    draw_gaps,
     gap,
     race_parser,
     ranking,
     reference_of,
-    with_size,
 )
 from benchmarks.search import SCREEN, TASK
 from peer.errors import UserError
+from peer.protocol.manifest import RunManifest
 from peer.sim.campaign.plan import load_task
-from peer.system.output_files import check_output_file
 
 NAME = "scaling"
 ABOUT = "The gap of the default recipe to the best data parallelism, by the size of the model"
 SIZES = {"0.03M": (32, 2), "0.1M": (48, 3), "0.2M": (64, 4), "0.8M": (128, 4)}  # channels, layers
 TOKENS_EACH = 50
-# Charles et al. 2025, arXiv 2503.09799: loss of DiLoCo with 4 replicas over that of data parallelism, fp32, H = 30.
-PUBLISHED = {35e6: 3.554 / 3.485, 550e6: 2.673 / 2.653, 2.4e9: 2.332 / 2.326}
+# Charles et al. 2025, arXiv 2503.09799: parameters, loss of DiLoCo with 4 replicas (fp32, H = 30), of data parallelism.
+LOSSES = ((35e6, 3.554, 3.485), (550e6, 2.673, 2.653), (2.4e9, 2.332, 2.326))
+PUBLISHED = {numel: 100.0 * (diloco / together - 1.0) for numel, diloco, together in LOSSES}
 
 
 def measure(arguments: argparse.Namespace, say: Say) -> BenchReport:
     """Both sides with their best rate at each size."""
-    for flag, path in (("--plot", arguments.plot), ("--report", arguments.report)):
-        if path is not None:
-            check_output_file(path, flag)
     kept = ResumableRows(RaceRow, arguments.resume)
     rows: list[RaceRow] = []
     for size in dict.fromkeys(arguments.sizes):
@@ -52,7 +47,8 @@ def measure(arguments: argparse.Namespace, say: Say) -> BenchReport:
         rows += race.run(labels, tokens)
     gaps = by_size(rows)
     if arguments.plot is not None:
-        draw(arguments.plot, gaps)
+        lines = {"here: a thousandth of the bytes": gaps, "DiLoCo as published: a thirtieth": PUBLISHED}
+        draw_gaps(arguments.plot, "The gap by the size of the model, 4 peers", "parameters of the model", {}, lines)
     options = ("--sizes", *arguments.sizes, "--recipe", arguments.recipe)
     return BenchReport(
         name=NAME, about=ABOUT, seed=arguments.seed, options=options, samples={},
@@ -70,9 +66,9 @@ def measure(arguments: argparse.Namespace, say: Say) -> BenchReport:
     )  # fmt: skip
 
 
-def by_size(rows: Sequence[RaceRow]) -> dict[int, float]:
+def by_size(rows: Sequence[RaceRow]) -> dict[float, float]:
     """Percent of the best candidate above the best data parallelism, for each number of parameters."""
-    found = {}
+    found: dict[float, float] = {}
     for numel in sorted({row.numel for row in rows}):
         own = [row for row in rows if row.numel == numel]
         best = min((row for row in own if row.recipe != DATA_PARALLELISM), key=lambda row: row.rank)
@@ -80,29 +76,11 @@ def by_size(rows: Sequence[RaceRow]) -> dict[int, float]:
     return found
 
 
-def draw(path: Path, gaps: dict[int, float]) -> None:
-    """Write a PNG: gap over parameters, ours and the published ones."""
-    picture = Picture(figsize=(7.2, 4.2), dpi=120, layout="constrained")
-    FigureCanvasAgg(picture)
-    axes = picture.subplots()
-    published = {numel: 100.0 * (ratio - 1.0) for numel, ratio in PUBLISHED.items()}
-    for points, colour, label in (
-        (gaps, COLOURS[0], "here: a thousandth of the bytes"),
-        (published, COLOURS[1], "DiLoCo as published: a thirtieth"),
-    ):
-        axes.plot(list(points), list(points.values()), "o-", color=colour, label=label)
-        for numel, percent in points.items():
-            axes.annotate(f"{percent:+.2f}%", (numel, percent), (0, 7), textcoords="offset points", ha="center",
-                          fontsize=8, color=colour)  # fmt: skip
-    axes.set_xscale("log")
-    axes.axhline(0.0, color="#888888", linewidth=0.8)
-    axes.margins(x=0.1, y=0.18)
-    axes.set_xlabel("parameters of the model")
-    axes.set_ylabel("% of loss above data parallelism")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=9)
-    axes.set_title("The gap by the size of the model, 4 peers", fontsize=12, fontweight="bold", loc="left")
-    picture.savefig(path, format="png")
+def with_size(manifest: RunManifest, hidden: int, layers: int) -> RunManifest:
+    """The same task for a model of so many layers of so many channels, with Llama's proportions."""
+    config = {**manifest.model.config, "hidden_size": hidden, "intermediate_size": -(-hidden * 8 // 12) * 4,
+              "num_hidden_layers": layers}  # fmt: skip
+    return manifest.model_copy(update={"model": manifest.model.model_copy(update={"config": config})})
 
 
 if __name__ == "__main__":

@@ -29,7 +29,6 @@ from benchmarks.processes import available_bytes, cpu_seconds
 from benchmarks.shares import equal_shares
 from benchmarks.state_transfer_report import ABOUT, HEADER, NAME, NOTES, StateRow, draw, figures, line
 from peer.errors import UserError
-from peer.system.output_files import check_output_file
 
 PARAMS = (10_000_000, 125_000_000)
 DONORS = (1, 2, 4)
@@ -87,9 +86,6 @@ def measure(arguments: argparse.Namespace, say: Say) -> BenchReport:
     for flag, counts, least in (("--params", arguments.params, 1000), ("--donors", arguments.donors, 1)):
         for count in counts:
             check_count(flag, count, least)
-    for flag, path in (("--plot", arguments.plot), ("--report", arguments.report)):
-        if path is not None:
-            check_output_file(path, flag)
     rows: list[StateRow] = []
     missing: list[dict[str, int | str]] = []
     for params in dict.fromkeys(arguments.params):

@@ -20,7 +20,6 @@ from typing import Any
 from benchmarks.figures import BenchReport, Say, benchmark_parser, check_count, documents, run_benchmark
 from benchmarks.wan_report import HEADER, WanRow, draw, figures, line, peak_mbit
 from peer.errors import UserError
-from peer.system.output_files import check_output_file
 from peer.telemetry.metrics import read_metrics
 from tests.network.bootstraps import BootstrapProcess
 from tests.network.chaos.namespaces import Internet
@@ -112,9 +111,6 @@ def build_parser() -> argparse.ArgumentParser:
 def measure(arguments: argparse.Namespace, say: Say) -> BenchReport:
     """Everything, one swarm after the other."""
     check_count("--seconds", arguments.seconds, 10)
-    for flag, path in (("--plot", arguments.plot), ("--report", arguments.report)):
-        if path is not None:
-            check_output_file(path, flag)
     rows: list[WanRow] = []
     missing: list[dict[str, str]] = []
     for case in cases(list(dict.fromkeys(arguments.recipes))):

@@ -8,7 +8,8 @@ import pytest
 
 from benchmarks import frontier, scaling, search
 from benchmarks.figures import ResumableRows
-from benchmarks.race import Race, RaceRow, gap, ranking, reference_of, shortest_round, with_size
+from benchmarks.race import Race, RaceRow, draw_gaps, gap, ranking, reference_of, shortest_round
+from benchmarks.scaling import with_size
 from peer.errors import UserError
 from peer.sim.campaign.plan import load_task, meta_layout
 
@@ -143,12 +144,14 @@ def test_the_frontier_is_the_best_that_sends_as_little():
     }
 
 
-def test_pictures_are_drawn(tmp_path):
-    scaling.draw(tmp_path / "scaling.png", {33_696: 2.0, 95_952: 1.5})
-    rows = [row(frontier.label_of(codec, 100, 33_696), 1.9, 101.0) for codec in frontier.CODECS]
-    frontier.draw(tmp_path / "frontier.png", rows, row("ddp", 1.8))
-    for name in ("scaling", "frontier"):
-        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+def test_a_picture_has_the_gaps_of_each_codec(tmp_path):
+    rows = [row(frontier.label_of(codec, 100, 33_696), 1.9, 101.0) for codec in frontier.CODECS[:2]]
+    lines = frontier.by_codec(rows, row("ddp", 1.8))
+    assert lines == {"int8": {101.0: pytest.approx(5.5556, abs=1e-4)}, "int4": {101.0: pytest.approx(5.5556, abs=1e-4)},
+                     "int2": {}}  # fmt: skip
+    for name, ticks in (("plain", {}), ("named", {100.0: "100x"})):
+        draw_gaps(tmp_path / name, "title", "along", ticks, {**lines, "published": scaling.PUBLISHED})
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
 
 
 def test_rows_are_json(tmp_path):

@@ -35,7 +35,10 @@ def test_a_row_is_taken_over_where_all_that_matters_is_the_same(tmp_path) -> Non
     again = ResumableRows(Measured, path, UNDER)
     assert again.find(system="atoll", peers=4) == ROW
     assert again.find(system="atoll", peers=8) is None
-    assert again.note() == "Rows measured in an earlier session (`--resume`): 1."
+    again.keep(other := Measured(system="other", peers=4, seconds=()))
+    assert again.find(system="other") is other
+    assert again.find(system="atoll") == ROW
+    assert again.note() == "Rows measured in an earlier session (`--resume`): 1."  # once, and none of this one
     assert ResumableRows(Measured, path, {**UNDER, "repeats": 3}).rows == []
 
 
@@ -49,10 +52,12 @@ def test_another_file_is_refused(tmp_path, text: str) -> None:
         ResumableRows(Measured, path, UNDER)
 
 
-def test_without_a_file_nothing_is_kept() -> None:
+def test_without_a_file_rows_are_kept_for_the_session() -> None:
     rows = ResumableRows(Measured, None, UNDER)
-    assert rows.keep(ROW) is ROW
     assert rows.find(system="atoll") is None
+    assert rows.keep(ROW) is ROW
+    assert rows.find(system="atoll") is ROW
+    assert rows.note() == ""
 
 
 @pytest.mark.parametrize(

@@ -30,8 +30,8 @@ $(STAMP): $(MADE_OF)
 	touch $@
 
 $(COMPILED): $(STAMP)  # on all cores, where pip takes one; the linters do not wait for it
-	$(BIN)/python -m compileall -q -j 0 atoll bootstrap peer tests
-	$(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null || true  # templates of packages are no modules
+	@$(BIN)/python -m compileall -q -j 0 atoll bootstrap peer tests
+	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null || true  # templates of packages are no modules
 	touch $@
 
 demo: env ## a bootstrap and several peers on this machine (REPORT=file.json keeps the figures)

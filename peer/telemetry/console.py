@@ -90,7 +90,7 @@ class _SwarmTable:
             title=self.title, title_justify="left", title_style="bold", box=box.HORIZONTALS, show_edge=False,
             pad_edge=False, padding=(0, 0 if narrow else 1, 0, 0), show_footer=bool(self.rows), footer_style="bold",
         )
-        table.add_column("peer", _peers(len(self.rows)), no_wrap=True, overflow="ellipsis", min_width=12)
+        table.add_column("peer", _peers(self.rows), no_wrap=True, overflow="ellipsis", min_width=12)
         table.add_column("state", no_wrap=True)
         skipped = {"group"} if narrow else set()
         figures = [column for column in _figure_columns(self.rows) if column[0] not in skipped]
@@ -282,10 +282,13 @@ def _cells(row: PeerRow) -> dict[str, str]:
 def _summary(rows: Sequence[PeerRow]) -> str:
     figures = dict(_figure_columns(rows))
     return (
-        f"{_peers(len(rows))}, round {figures['round']}, {figures['steps']} steps, {figures['tokens/s']} tokens/s, "
+        f"{_peers(rows)}, round {figures['round']}, {figures['steps']} steps, {figures['tokens/s']} tokens/s, "
         f"loss {figures['loss']}, sent {figures['sent']}, received {figures['received']}"
     )
 
 
-def _peers(count: int) -> str:
-    return "1 peer" if count == 1 else f"{count} peers"
+def _peers(rows: Sequence[PeerRow]) -> str:
+    """`3 peers`, or `3 peers, 1 killed`."""
+    killed = sum(row.state == "killed" for row in rows)
+    alive = len(rows) - killed
+    return ("1 peer" if alive == 1 else f"{alive} peers") + (f", {killed} killed" if killed else "")

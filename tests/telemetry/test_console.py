@@ -54,7 +54,9 @@ def test_cells_and_totals() -> None:
         "alpha", "XYZ123", "training", "7", "3", "1,280", "4,322", "2.346", "1.2", "MB", "987", "B", "12", "s",
     ]
     assert lines[4].split()[:6] == ["bravo", "avoABC", "killed", "7", "-", "1,280"]
-    assert lines[6].split() == ["1", "peer,", "1", "killed", "7", "2,560", "8,643", "2.346", "2.5", "MB", "2.0", "kB", "25", "s"]
+    assert lines[6].split() == [
+        "1", "peer,", "1", "killed", "7", "2,560", "8,643", "2.346", "2.5", "MB", "2.0", "kB", "25", "s",
+    ]
     assert lines[-1].endswith("  bravo was killed")
 
 

@@ -31,6 +31,23 @@ def test_whole_rounds_are_merged_one_round_late(tmp_path: Path) -> None:
         swarm.close()
 
 
+def test_a_fragment_is_sent_on_time_however_late_the_one_before_it_is_merged(tmp_path: Path) -> None:
+    every = PERIOD // FRAGMENTS
+    recipe = RECIPE.format(fragments=FRAGMENTS, overlap=PERIOD)
+    swarm = TestSwarm(tmp_path, steps=PERIOD, layers=FRAGMENTS, recipe=recipe, wait=3.0)
+    try:
+        swarm.bootstrap()
+        a, b = swarm.add("a", "b")
+        swarm.drive(lambda: rounds_of([a, b]) >= 1, 90.0)
+        a.waits = b.waits = True  # for each round, that is, not for the merge of what it is of
+        before = [(member.sync.step, member.round) for member in (a, b)]
+        assert len(swarm.drive_together([a, b], lambda: rounds_of([a, b]) >= 3 * FRAGMENTS, 90.0)) == 1
+        for member, (step, round) in zip((a, b), before, strict=True):
+            assert member.sync.step - step <= every * (member.round - round + 1)
+    finally:
+        swarm.close()
+
+
 @pytest.fixture(params=[1, 6], ids="overlap {}".format)  # 6: the next fragment is sent before one is merged
 def swarm(tmp_path: Path, request: pytest.FixtureRequest):
     recipe = RECIPE.format(fragments=FRAGMENTS, overlap=request.param)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -111,7 +112,10 @@ class TopK:
 
     def wire_bytes(self, n: int) -> int:
         """One record per block: scales, positions and codes, each padded to whole bytes."""
-        return sum(section.num_blocks * self.records.size(section.block) for section in self._sections(n))
+        blocks: Counter[int] = Counter()
+        for section in self._sections(n):
+            blocks[section.block] += section.num_blocks
+        return sum(count * self.records.size(width) for width, count in blocks.items())
 
     def _sections(self, n: int) -> tuple[Section, ...]:
         shapes = ((n,),) if self.shapes is None else self.shapes

@@ -6,7 +6,6 @@ import hashlib
 import itertools
 import json
 import math
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -269,7 +268,7 @@ def _fragment_count(num_blocks: int, blocks_per_fragment: int | None, num_fragme
 
 
 def _block(name: str) -> int | None:
-    return next((int(part) for part in name.split(".") if re.fullmatch("[0-9]+", part)), None)
+    return next((int(part) for part in name.split(".") if part.isascii() and part.isdecimal()), None)
 
 
 def _append(ranges: list[tuple[int, int]], start: int, stop: int) -> None:

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.figures import BenchReport, Figure, ResumableRows, Say, check_count, documents, run_benchmark
+from benchmarks.figures import BenchReport, Figure, Say, check_count, documents, run_benchmark
 from benchmarks.race import (
     DATA_PARALLELISM,
     HEADER,
@@ -15,6 +15,7 @@ from benchmarks.race import (
     RaceRow,
     draw_gaps,
     gap,
+    most_rounds,
     race_parser,
     ranking,
     reference_of,
@@ -30,27 +31,30 @@ TOKENS = 3_145_728
 REDUCTIONS = (30, 100, 300, 1000, 3000, 10_000)
 CODECS = ("compressor=int8", "compressor=int4", "compressor=int2,feedback.decay=1.0")
 FEWEST_ROUNDS = 4  # a codec whose rounds would be fewer is left out at that reduction
-ROUNDED = 0.95
-OUTER = "outer_learning_rate=0.9,outer_momentum=0.7,average=0.75"
+AVERAGE = "average=0.75"
+OUTER = f"outer_learning_rate=0.9,outer_momentum=0.7,{AVERAGE}"
 
 
 def measure(arguments: argparse.Namespace, say: Say) -> BenchReport:
-    """Every codec at every reduction, with the inner settings that the search rule finds at a thousandth."""
+    """Every codec at every reduction with what the search rule finds at a thousandth; the best ones are tuned."""
     check_count("--tokens", arguments.tokens, 1)
-    race = Race(load_task(TASK), ResumableRows(RaceRow, arguments.resume), arguments.jobs, arguments.seed, say)
-    screen = arguments.tokens // SCREEN
+    race = Race(load_task(TASK), arguments.resume, arguments.jobs, arguments.seed, arguments.tokens, say)
+    screen, steps = arguments.tokens // SCREEN, race.steps(arguments.tokens)
     baselines = race.best_inner(f"{DATA_PARALLELISM}:", screen)
     reference = reference_of(race.run([f"{DATA_PARALLELISM}:{one}" for one in baselines], arguments.tokens))
-    inner = race.best_inner(label_of(CODECS[-1], 1000, race.numel) + ",", screen)[0]
-    longest = race.steps(arguments.tokens) // FEWEST_ROUNDS
+    inner = race.best_inner(label_of(CODECS[-1], 1000, race.numel, steps) + ",", screen)[0]
+    able = {
+        reduction: [codec for codec in CODECS
+                    if most_rounds(compressor_of(codec), race.numel, reduction, steps) >= FEWEST_ROUNDS]
+        for reduction in REDUCTIONS
+    }  # fmt: skip
     rows = race.run(
-        [
-            f"{label_of(codec, reduction, race.numel)},{inner}"
-            for reduction in REDUCTIONS for codec in CODECS
-            if shortest_round(compressor_of(codec), race.numel, reduction) <= longest
-        ],
+        [f"{label_of(codec, reduction, race.numel, steps)},{inner}" for reduction in able for codec in able[reduction]],
         arguments.tokens,
     )
+    for tuned in (other_rates, other_averages):
+        best_ones = dict.fromkeys(frontier(rows).values())
+        rows += race.run([label for row in best_ones for label in tuned(row.label)], arguments.tokens)
     best = frontier(rows)
     if arguments.plot is not None:
         ticks = {float(reduction): f"{reduction:,}x" for reduction in REDUCTIONS}
@@ -66,15 +70,16 @@ def measure(arguments: argparse.Namespace, say: Say) -> BenchReport:
         notes=(
             f"{PEERS} simulated peers, {TASK}: {race.numel:,} parameters, {arguments.tokens:,} tokens. The figure of "
             f"a reduction is that of the best codec there; a round is as long as its codec needs. Inner settings as "
-            f"found with two bits at a thousandth: {inner}."
-        ),
+            f"found with two bits at a thousandth, {inner}; what is best at a reduction has half and twice that rate, "
+            f"too, and the last anchor in place of the average of rounds.\n{race.kept.note()}"
+        ).strip(),
         more={"rows": documents([reference, *rows])},
     )  # fmt: skip
 
 
-def label_of(codec: str, reduction: float, numel: int) -> str:
+def label_of(codec: str, reduction: float, numel: int, steps: int) -> str:
     """DiLoCo with this codec and the shortest round that sends so many times less."""
-    return f"diloco:steps_per_round={shortest_round(compressor_of(codec), numel, reduction)},{codec},{OUTER}"
+    return f"diloco:steps_per_round={shortest_round(compressor_of(codec), numel, reduction, steps)},{codec},{OUTER}"
 
 
 def compressor_of(codec: str) -> str:
@@ -82,24 +87,34 @@ def compressor_of(codec: str) -> str:
     return codec.removeprefix("compressor=").split(",")[0]
 
 
+def other_rates(label: str) -> list[str]:
+    """The same with half and with twice the inner rate."""
+    head, rate = label.rsplit("=", 1)
+    return [f"{head}={float(rate) * factor:g}" for factor in (0.5, 2.0)]
+
+
+def other_averages(label: str) -> list[str]:
+    """The same with the last anchor for its result, which few long rounds want."""
+    return [label.replace(f",{AVERAGE}", "")]
+
+
 def frontier(rows: Sequence[RaceRow]) -> dict[int, RaceRow]:
-    """The best row of each reduction, of those that reach it but for a last round that is shorter; in few tokens, none
-    of the largest ones has a round.
-    """
+    """The best row of each reduction, of those that reach it; in few tokens, none of the largest ones has a round."""
     found = {}
     for reduction in REDUCTIONS:
-        if able := [row for row in rows if row.reduction >= ROUNDED * reduction]:
+        if able := [row for row in rows if row.reduction >= reduction]:
             found[reduction] = min(able, key=lambda row: row.rank)
     return found
 
 
 def by_codec(rows: Sequence[RaceRow], reference: RaceRow) -> dict[str, dict[float, float]]:
-    """Reduction -> gap, for each codec."""
-    return {
-        compressor_of(codec): {row.reduction: gap(row, reference) for row in rows
-                               if f",{codec}," in row.label and row.loss is not None}
-        for codec in CODECS
-    }  # fmt: skip
+    """Reduction -> the least gap of a row with it, for each codec."""
+    found: dict[str, dict[float, float]] = {compressor_of(codec): {} for codec in CODECS}
+    for row in sorted(rows, key=lambda row: (row.reduction, -row.rank)):
+        if row.loss is not None:
+            (codec,) = (codec for codec in CODECS if f",{codec}," in row.label)
+            found[compressor_of(codec)][row.reduction] = gap(row, reference)
+    return found
 
 
 if __name__ == "__main__":

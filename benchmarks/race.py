@@ -8,18 +8,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Picture
 
 from benchmarks.figures import COLOURS, RESUME, ResumableRows, Say, benchmark_parser, check_count
+from peer.data.packing import PackedTokens
 from peer.errors import UserError
 from peer.outer.compress.registry import codec
 from peer.protocol.manifest import RunManifest
 from peer.sim.campaign.job import Row, run_job
 from peer.sim.campaign.label import parse_label
-from peer.sim.campaign.plan import Job, SwarmPlan, WindowPair, build_swarm, meta_layout, plan_jobs, windows_for
+from peer.sim.campaign.plan import Job, SwarmPlan, WindowPair, build_swarm, common_settings, meta_layout, plan_jobs
 from peer.sim.campaign.pool import JobProgress, Pool
+from peer.sim.learner.language_task import load_windows
 from peer.sim.world.network import reduce_traffic, ring_allreduce_bytes
 from peer.system.resources import usable_cores
 
@@ -27,6 +30,9 @@ PEERS = 4
 DATA_PARALLELISM = "ddp"
 OPTIMIZERS = ("adamw", "muon")
 RATES = (0.004, 0.008, 0.016)
+BEHIND = 3.0
+ALL_TOKENS = 2**40
+VALIDATION_TOKENS = 64 * 1024
 Gaps = Mapping[float, float]  # place -> percent of loss above data parallelism
 HEADER = ("recipe", "validation loss", "gap to the best ddp", "fewer bytes than ddp")
 
@@ -38,7 +44,9 @@ class RaceRow:
     Attributes:
         numel: parameters of the model.
         tokens: of all peers together.
-        loss: of the validation text at the end; None for a run that diverged.
+        digest: of everything that its recipe and its seed decide.
+        scored: tokens of the validation text whose loss it is.
+        loss: at the end; None for a run that diverged.
         reduction: how many times fewer bytes each peer sent than with fp32 gradients at every step.
     """
 
@@ -47,6 +55,8 @@ class RaceRow:
     peers: int
     tokens: int
     seed: int
+    digest: str
+    scored: int
     loss: float | None
     reduction: float
     seconds: float
@@ -75,50 +85,79 @@ class Race:
     """Runs of one model, several at a time.
 
     Args:
-        kept: all rows, which later sessions take over.
+        path: of all rows, which later sessions take over where model and text are the same; None: none are kept.
         jobs: runs at the same time.
+        full: tokens of a run that is scored on all of the validation text; shorter ones are on its beginning.
+
+    Attributes:
+        kept: the rows of the file.
+        rows: those that were asked for.
     """
 
     def __init__(
-        self, manifest: RunManifest, kept: ResumableRows[RaceRow], jobs: int, seed: int, say: Say
+        self, manifest: RunManifest, path: Path | None, jobs: int, seed: int, full: int, say: Say
     ) -> None:
         check_count("--jobs", jobs, 1)
-        self._manifest, self._kept, self._jobs, self._seed, self._say = manifest, kept, jobs, seed, say
-        layout = meta_layout(manifest)
-        self._layout, self.numel = layout, layout.numel
-        self._windows: WindowPair | None = None
+        self._manifest, self._jobs, self._seed, self._full, self._say = manifest, jobs, seed, full, say
+        self._layout = layout = meta_layout(manifest)
+        self.numel = layout.numel
+        self._train, self._held_out = load_windows(manifest, (), ALL_TOKENS)
+        self.kept = ResumableRows(RaceRow, path, self._under())
         self.rows: list[RaceRow] = []
 
-    def run(self, labels: Sequence[str], tokens: int) -> list[RaceRow]:
-        """The rows of these labels after `tokens`, in their order."""
-        swarm = build_swarm(
+    def _under(self) -> dict[str, Any]:
+        settings = common_settings(self._swarm(self._full), (self._train, self._held_out))
+        return {key: settings[key] for key in ("model", "inner", "data")}
+
+    def _swarm(self, tokens: int) -> SwarmPlan:
+        return build_swarm(
             self._manifest, network="ideal", peers=PEERS, tokens=str(tokens), step_s=1.0, evaluations=1
         )
-        missing = [label for label in dict.fromkeys(labels) if self._known(label, tokens) is None]
-        jobs = plan_jobs(swarm, [parse_label(label) for label in missing], [self._seed], swarm.steps_per_peer,
+
+    def run(self, labels: Sequence[str], tokens: int) -> list[RaceRow]:
+        """The rows of these labels after `tokens`, in their order.
+
+        Raises:
+            UserError: a label that is none, or, once all others have ended, a run that failed.
+        """
+        swarm, windows = self._swarm(tokens), self._windows(tokens)
+        jobs = plan_jobs(swarm, [parse_label(label) for label in labels], [self._seed], swarm.steps_per_peer,
                          self._layout)  # fmt: skip
-        if jobs:
-            with self._rows_of(jobs, swarm) as rows:
+        missing = list({job.digest: job for job in jobs if self._known(job, tokens) is None}.values())
+        failed = []
+        if missing:
+            with self._rows_of(missing, windows) as rows:
                 for number, (job, ended) in enumerate(rows, 1):
                     if ended["status"] in ("failed", "stopped"):
-                        raise UserError(f"{job.label}: {ended['note']}")
-                    kept = self._kept.keep(RaceRow(
+                        failed.append(f"{job.label}: {ended['note']}")
+                        continue
+                    kept = self.kept.keep(RaceRow(
                         label=job.label, numel=self.numel, peers=PEERS, tokens=tokens, seed=self._seed,
-                        loss=ended["val_loss"], reduction=ended["reduction_vs_ddp"], seconds=ended["wall_seconds"],
+                        digest=job.digest, scored=len(windows[1].tokens) - 1, loss=ended["val_loss"],
+                        reduction=ended["reduction_vs_ddp"], seconds=ended["wall_seconds"],
                     ))
-                    of = f"{number} of {len(jobs)}, {self.numel:,} parameters, {tokens:,} tokens"
+                    of = f"{number} of {len(missing)}, {self.numel:,} parameters, {tokens:,} tokens"
                     self._say(f"{of}: {kept.rank:.4f} after {kept.seconds:.0f} s, {job.label}")
-        found = [row for label in labels if (row := self._known(label, tokens)) is not None]
+        if failed:
+            raise UserError("; ".join(failed))
+        found = [row for job in jobs if (row := self._known(job, tokens)) is not None]
         self.rows = list(dict.fromkeys([*self.rows, *found]))
         return found
 
+    def _windows(self, tokens: int) -> WindowPair:
+        if tokens >= self._full:
+            return self._train, self._held_out
+        first = self._held_out
+        return self._train, PackedTokens(
+            first.tokens[: VALIDATION_TOKENS + 1], first.sequence_length, first.document_end
+        )
+
     @contextmanager
-    def _rows_of(self, jobs: Sequence[Job], swarm: SwarmPlan) -> Iterator[Iterator[tuple[Job, Row]]]:
-        self._windows = self._windows or windows_for(swarm, jobs, ())
+    def _rows_of(self, jobs: Sequence[Job], windows: WindowPair) -> Iterator[Iterator[tuple[Job, Row]]]:
         if min(self._jobs, len(jobs)) == 1:
-            yield ((job, run_job(job, self._windows)) for job in jobs)
+            yield ((job, run_job(job, windows)) for job in jobs)
             return
-        with Pool(self._jobs, self._windows, _Unwatched()) as pool:
+        with Pool(self._jobs, windows, _Unwatched()) as pool:
             yield pool.run(jobs)
 
     def steps(self, tokens: int) -> int:
@@ -134,25 +173,31 @@ class Race:
         """The best rate of each inner optimizer behind the label `start`, with a worse one tried on either side.
 
         Returns:
-            The settings as a label has them, those of the better optimizer first.
+            The settings as a label has them, the best first; no optimizer that is BEHIND by more than a percentage.
         """
-        found = []
-        for optimizer in OPTIMIZERS:
-            rates = list(RATES)
-            while True:
-                settings = [f"inner.optimizer={optimizer},inner.learning_rate={rate:g}" for rate in rates]
-                rows = self.run([start + setting for setting in settings], tokens)
-                best = min(range(len(rows)), key=lambda place: rows[place].rank)
-                if rows[best].loss is None:
-                    raise UserError(f"{start}{settings[0]}: diverges, as all other rates do")
-                if 0 < best < len(rates) - 1:
-                    found.append((rows[best].rank, settings[best]))
-                    break
-                rates = [rates[0] / 2, *rates] if best == 0 else [*rates, rates[-1] * 2]
-        return [settings for _, settings in sorted(found)]
+        rates = {optimizer: list(RATES) for optimizer in OPTIMIZERS}
+        found: dict[str, tuple[float, str]] = {}
+        while open_ones := [optimizer for optimizer in OPTIMIZERS if optimizer not in found]:
+            settings = {one: [f"inner.optimizer={one},inner.learning_rate={rate:g}" for rate in rates[one]]
+                        for one in open_ones}  # fmt: skip
+            rows = iter(self.run([start + each for one in open_ones for each in settings[one]], tokens))
+            for optimizer in open_ones:
+                own = [next(rows) for _ in rates[optimizer]]
+                best = min(range(len(own)), key=lambda place: own[place].rank)
+                if own[best].loss is None:
+                    raise UserError(f"{start}{settings[optimizer][0]}: diverges, as all other rates do")
+                if 0 < best < len(own) - 1:
+                    found[optimizer] = own[best].rank, settings[optimizer][best]
+                elif best == 0:
+                    rates[optimizer].insert(0, rates[optimizer][0] / 2)
+                else:
+                    rates[optimizer].append(rates[optimizer][-1] * 2)
+        ranked = sorted(found.values())
+        return [settings for rank, settings in ranked if rank <= (1.0 + BEHIND / 100.0) * ranked[0][0]]
 
-    def _known(self, label: str, tokens: int) -> RaceRow | None:
-        return self._kept.find(label=label, numel=self.numel, peers=PEERS, tokens=tokens, seed=self._seed)
+    def _known(self, job: Job, tokens: int) -> RaceRow | None:
+        scored = len(self._windows(tokens)[1].tokens) - 1
+        return self.kept.find(digest=job.digest, numel=self.numel, peers=PEERS, tokens=tokens, scored=scored)
 
 
 class _Unwatched:
@@ -165,11 +210,18 @@ class _Unwatched:
         """Nothing."""
 
 
-def shortest_round(compressor: str, numel: int, reduction: float) -> int:
-    """Steps a round with which PEERS peers send `reduction` times fewer bytes than an fp32 all-reduce at every step."""
+def most_rounds(compressor: str, numel: int, reduction: float, steps: int) -> int:
+    """Rounds in so many steps with which PEERS peers send `reduction` times fewer bytes than an fp32 all-reduce at
+    every step.
+    """
     payload = codec(compressor).wire_bytes(numel)
-    sent = reduce_traffic(PEERS, payload, payload)
-    return max(1, math.ceil(reduction * float(sent[0]) / ring_allreduce_bytes(numel, PEERS)))
+    sent = float(reduce_traffic(PEERS, payload, payload)[0])
+    return math.floor(steps * ring_allreduce_bytes(numel, PEERS) / (reduction * sent))
+
+
+def shortest_round(compressor: str, numel: int, reduction: float, steps: int) -> int:
+    """Steps a round that make so many rounds at most, the last of which may be shorter."""
+    return math.ceil(steps / max(1, most_rounds(compressor, numel, reduction, steps)))
 
 
 def reference_of(rows: Sequence[RaceRow]) -> RaceRow:

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.figures import BenchReport, Figure, ResumableRows, Say, documents, run_benchmark
+from benchmarks.figures import BenchReport, Figure, Say, check_count, documents, run_benchmark
 from benchmarks.race import (
     DATA_PARALLELISM,
     HEADER,
@@ -22,12 +22,13 @@ from benchmarks.race import (
 from benchmarks.search import SCREEN, TASK
 from peer.errors import UserError
 from peer.protocol.manifest import RunManifest
-from peer.sim.campaign.plan import load_task
+from peer.sim.campaign.plan import load_task, meta_layout
 
 NAME = "scaling"
 ABOUT = "The gap of the default recipe to the best data parallelism, by the size of the model"
 SIZES = {"0.03M": (32, 2), "0.1M": (48, 3), "0.2M": (64, 4), "0.8M": (128, 4)}  # channels, layers
 TOKENS_EACH = 50
+LEAST_SCREEN = 2_688_800  # of the smallest screen: fewer have too few rounds
 # Charles et al. 2025, arXiv 2503.09799: parameters, loss of DiLoCo with 4 replicas (fp32, H = 30), of data parallelism.
 LOSSES = ((35e6, 3.554, 3.485), (550e6, 2.673, 2.653), (2.4e9, 2.332, 2.326))
 PUBLISHED = {numel: 100.0 * (diloco / together - 1.0) for numel, diloco, together in LOSSES}
@@ -35,21 +36,25 @@ PUBLISHED = {numel: 100.0 * (diloco / together - 1.0) for numel, diloco, togethe
 
 def measure(arguments: argparse.Namespace, say: Say) -> BenchReport:
     """Both sides with their best rate at each size."""
-    kept = ResumableRows(RaceRow, arguments.resume)
+    check_count("--tokens-each", arguments.tokens_each, 1)
+    notes = list[str]()
     rows: list[RaceRow] = []
     for size in dict.fromkeys(arguments.sizes):
         if size not in SIZES:
             raise UserError(f"--sizes {size}: no such size", f"known: {', '.join(SIZES)}")
-        race = Race(with_size(load_task(TASK), *SIZES[size]), kept, arguments.jobs, arguments.seed, say)
-        tokens = TOKENS_EACH * race.numel
+        manifest = with_size(load_task(TASK), *SIZES[size])
+        tokens = arguments.tokens_each * meta_layout(manifest).numel
+        race = Race(manifest, arguments.resume, arguments.jobs, arguments.seed, tokens, say)
         starts = (f"{DATA_PARALLELISM}:", arguments.recipe + ("," if ":" in arguments.recipe else ":"))
-        labels = [start + settings for start in starts for settings in race.best_inner(start, tokens // SCREEN)]
+        screen = max(tokens // SCREEN, min(tokens, LEAST_SCREEN))
+        labels = [start + settings for start in starts for settings in race.best_inner(start, screen)]
         rows += race.run(labels, tokens)
+        notes += filter(None, [race.kept.note()])
     gaps = by_size(rows)
     if arguments.plot is not None:
-        lines = {"here: a thousandth of the bytes": gaps, "DiLoCo as published: a thirtieth": PUBLISHED}
+        lines = {f"here: {arguments.recipe}": gaps, "DiLoCo as published: a thirtieth": PUBLISHED}
         draw_gaps(arguments.plot, "The gap by the size of the model, 4 peers", "parameters of the model", {}, lines)
-    options = ("--sizes", *arguments.sizes, "--recipe", arguments.recipe)
+    options = ("--sizes", *arguments.sizes, "--tokens-each", str(arguments.tokens_each), "--recipe", arguments.recipe)
     return BenchReport(
         name=NAME, about=ABOUT, seed=arguments.seed, options=options, samples={},
         figures=tuple(Figure(name=f"{numel:,} parameters: gap", value=gap, unit="%") for numel, gap in gaps.items()),
@@ -57,11 +62,12 @@ def measure(arguments: argparse.Namespace, say: Say) -> BenchReport:
             (f"{numel:,}", *line) for numel in gaps for line in ranking([row for row in rows if row.numel == numel])
         )),
         notes=(
-            f"{PEERS} simulated peers, {TASK} with other sizes, {TOKENS_EACH} tokens a parameter. Rates of both inner "
-            f"optimizers of both sides were searched on a quarter of the tokens, as in search. The picture has the "
-            f"published gaps of DiLoCo beside them (fp32, every 30 steps, 20 tokens a parameter; Charles et al. 2025, "
-            f"arXiv 2503.09799).\n{kept.note()}"
-        ).strip(),
+            f"{PEERS} simulated peers, {TASK} with other sizes, {arguments.tokens_each} tokens a parameter, so that "
+            "a larger model has more rounds, too. Rates of both inner optimizers of both sides were searched on a "
+            f"quarter of the tokens, at least {LEAST_SCREEN:,}, as in search. The picture has the published gaps of "
+            "DiLoCo beside them (fp32, every 30 steps, 20 tokens a parameter; Charles et al. 2025, arXiv 2503.09799)."
+            + "".join(f"\n{note}" for note in notes)
+        ),
         more={"rows": documents(rows)},
     )  # fmt: skip
 
@@ -87,8 +93,10 @@ if __name__ == "__main__":
     parser = race_parser(
         NAME, "Trains the default recipe and data parallelism at several sizes, each at its best rate.",
     )
-    sizes = f"default: {' '.join(SIZES)}; the last takes hours"
-    parser.add_argument("--sizes", nargs="+", default=list(SIZES), metavar="SIZE", help=sizes)
+    sizes = f"of {' '.join(SIZES)} (default: all but the last, which takes sixteen hours on two cores)"
+    parser.add_argument("--sizes", nargs="+", default=list(SIZES)[:-1], metavar="SIZE", help=sizes)
+    tokens = f"a parameter (default: {TOKENS_EACH})"
+    parser.add_argument("--tokens-each", type=int, default=TOKENS_EACH, metavar="N", help=tokens)
     parser.add_argument("--recipe", default="lagoon", metavar="LABEL", help="default: lagoon")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the gaps to this PNG")
     run_benchmark(parser, measure)

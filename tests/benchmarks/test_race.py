@@ -7,6 +7,7 @@ import json
 import pytest
 
 from benchmarks import frontier, scaling, search
+from benchmarks import race as race_module
 from benchmarks.figures import ResumableRows
 from benchmarks.race import Race, RaceRow, draw_gaps, gap, ranking, reference_of, shortest_round
 from benchmarks.scaling import with_size
@@ -17,7 +18,8 @@ LONG = "configs/sim/long.yaml"
 
 
 def row(label, loss, reduction=1.0, numel=33_696):
-    return RaceRow(label=label, numel=numel, peers=4, tokens=1000, seed=0, loss=loss, reduction=reduction, seconds=1.0)
+    return RaceRow(label=label, numel=numel, peers=4, tokens=1000, seed=0, digest="", scored=1, loss=loss,
+                   reduction=reduction, seconds=1.0)  # fmt: skip
 
 
 class Scripted(Race):
@@ -25,6 +27,9 @@ class Scripted(Race):
 
     def __init__(self, loss_of):
         self.loss_of, self.asked, self.rows, self.numel = loss_of, [], [], 33_696
+
+    def steps(self, tokens):
+        return tokens // 2048
 
     def run(self, labels, tokens):  # noqa: ARG002
         self.asked += [label for label in labels if label not in self.asked]
@@ -45,11 +50,21 @@ def test_sizes_are_those_of_their_names():
     assert search.TOKENS == scaling.TOKENS_EACH * 215_104
 
 
-@pytest.mark.parametrize(("compressor", "reduction", "steps"), [
-    ("int8", 30, 8), ("int8", 1000, 254), ("int4", 1000, 129), ("int2", 1000, 67), ("int2", 1, 1), ("sign", 1000, 34),
+@pytest.mark.parametrize(("compressor", "numel", "reduction", "steps", "length"), [
+    ("int2", 215_104, 1000, 5252, 67), ("sign", 215_104, 1000, 5252, 34), ("int4", 215_104, 1000, 5252, 132),
+    ("int8", 33_696, 1000, 3072, 256), ("int8", 33_696, 3000, 3072, 768), ("int2", 33_696, 10_000, 3072, 768),
+    ("int2", 33_696, 1, 3072, 1),
 ])  # fmt: skip
-def test_a_round_is_as_short_as_its_codec_allows(compressor, reduction, steps):
-    assert shortest_round(compressor, 215_104, reduction) == steps
+def test_a_round_is_as_short_as_its_codec_allows(compressor, numel, reduction, steps, length):
+    assert shortest_round(compressor, numel, reduction, steps) == length
+
+
+def test_a_run_sends_as_little_as_its_round_is_long_for(small):
+    race = Race(small, None, 1, 0, 40_960, print)
+    length = shortest_round("int8", race.numel, 10, race.steps(40_960))
+    (row,) = race.run([f"diloco:steps_per_round={length},compressor=int8"], 40_960)
+    assert (race.steps(40_960), length) == (40, 3)
+    assert 10.0 <= row.reduction < 12.0
 
 
 def test_what_ran_is_kept_and_runs_once(small, tmp_path):
@@ -58,7 +73,7 @@ def test_what_ran_is_kept_and_runs_once(small, tmp_path):
     labels = ["ddp:inner.learning_rate=0.008", "diloco:steps_per_round=2"]
 
     def race():
-        return Race(small, ResumableRows(RaceRow, path), 1, 0, said.append)
+        return Race(small, path, 1, 0, 8192, said.append)
 
     first = race().run([*labels, labels[0]], 8192)
     assert [one.label for one in first] == [*labels, labels[0]]
@@ -73,14 +88,14 @@ def test_what_ran_is_kept_and_runs_once(small, tmp_path):
 
 def test_a_race_that_keeps_nothing_runs_each_label_once(small):
     said = []
-    race = Race(small, ResumableRows(RaceRow, None), 1, 0, said.append)
+    race = Race(small, None, 1, 0, 8192, said.append)
     first = race.run(["ddp", "ddp"], 4096)
     assert race.run(["ddp"], 4096) == first[:1] == race.rows
     assert len(said) == 1
 
 
 def test_what_a_label_cannot_be_is_said_before_anything_runs(small, tmp_path):
-    race = Race(small, ResumableRows(RaceRow, tmp_path / "rows"), 1, 0, print)
+    race = Race(small, tmp_path / "rows", 1, 0, 8192, print)
     with pytest.raises(UserError, match="outer_momentum=2"):
         race.run(["ddp:inner.learning_rate=0.008", "diloco:outer_momentum=2"], 8192)
     assert not (tmp_path / "rows").exists()
@@ -92,7 +107,7 @@ def rate_of(label):
 
 def test_rates_go_on_until_the_best_has_a_worse_one_on_either_side():
     best = {"adamw": 0.001, "muon": 0.06}
-    race = Scripted(lambda label: abs(rate_of(label) / best["muon" if "muon" in label else "adamw"] - 1.0))
+    race = Scripted(lambda label: 99.0 + abs(rate_of(label) / best["muon" if "muon" in label else "adamw"] - 1.0))
     assert race.best_inner("ddp:", 1000) == [
         "inner.optimizer=adamw,inner.learning_rate=0.001", "inner.optimizer=muon,inner.learning_rate=0.064",
     ]
@@ -107,16 +122,51 @@ def test_rates_that_all_diverge_are_an_error():
         Scripted(lambda _: None).best_inner("ddp:", 1000)
 
 
-def test_a_search_keeps_the_better_value_of_each_knob():
-    good = {"muon", "=0.008", "int4", "outer_learning_rate=0.7", "restart", "average=0.5,"}
-    race = Scripted(lambda label: 2.0 - 0.1 * sum(word in label for word in good))
-    search.descend(race, 1000)
-    best = min(race.rows, key=lambda one: one.rank)
-    assert best.label == (
-        "diloco:steps_per_round=129,compressor=int4,outer_learning_rate=0.7,outer_momentum=0.8,"
-        "outer_schedule.restart=8,average=0.5,inner.optimizer=muon,inner.learning_rate=0.008"
+def test_an_optimizer_that_is_far_behind_is_not_trained_in_full():
+    race = Scripted(lambda label: (2.0 if "muon" in label else 2.07) + abs(rate_of(label) - 0.008))
+    assert race.best_inner("ddp:", 1000) == ["inner.optimizer=muon,inner.learning_rate=0.008"]
+
+
+def test_a_search_keeps_the_better_value_of_each_knob_and_trains_different_parts():
+    good = {"muon", "=0.008", "int4", "outer_learning_rate=0.7", "restart", "local.p"}
+    race = Scripted(lambda label: 2.0 - 0.1 * sum(word in label for word in good) - 0.1 * ("restart" in label))
+    labels = search.descend(race, 1000)
+    assert labels[0] == min(race.rows, key=lambda one: one.rank).label == (
+        "diloco:steps_per_round=132,compressor=int4,outer_learning_rate=0.7,outer_momentum=0.8,"
+        "outer_schedule.restart=8,average=0.75,inner.optimizer=muon,inner.learning_rate=0.008"
     )
-    assert len(race.asked) == 6 + 2 + 2 + 5 + 3
+    assert "local.p=0.2" in labels[1]
+    assert len(labels) == len(set(labels)) == len(search.KNOBS["part"])
+    assert len(race.asked) == 6 + 2 + 2 + 5
+
+
+def test_a_run_in_full_is_scored_on_all_of_the_text(small):
+    race = Race(small, None, 1, 0, 8192, print)
+    (short,), (full,) = race.run(["ddp"], 4096), race.run(["ddp"], 8192)
+    assert short.scored == 65_536 < full.scored
+
+
+def test_a_row_of_another_model_recipe_or_text_is_not_taken_over(small, tmp_path):
+    path, said = tmp_path / "rows", []
+    Race(small, path, 1, 0, 4096, said.append).run(["diloco:steps_per_round=2"], 4096)
+    other = small.model_copy(update={"inner": small.inner.model_copy(update={"weight_decay": 0.3})})
+    Race(other, path, 1, 0, 4096, said.append).run(["diloco:steps_per_round=2"], 4096)
+    assert len(said) == 2
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[0]["row"]["digest"] = "another recipe of that name"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    Race(small, path, 1, 0, 4096, said.append).run(["diloco:steps_per_round=2"], 4096)
+    assert len(said) == 3
+
+
+def test_what_failed_is_said_once_the_others_have_ended(small, tmp_path, monkeypatch):
+    ended = {"status": "ok", "note": "", "val_loss": 1.0, "reduction_vs_ddp": 1.0, "wall_seconds": 1.0}
+    failed = {**ended, "status": "failed", "note": "out of memory"}
+    monkeypatch.setattr(race_module, "run_job", lambda job, _: failed if job.recipe.name == "diloco" else ended)
+    race = Race(small, tmp_path / "rows", 1, 0, 4096, print)
+    with pytest.raises(UserError, match="diloco: out of memory"):
+        race.run(["diloco", "ddp"], 4096)
+    assert [row.label for row in race.kept.rows] == ["ddp"]
 
 
 def test_gaps_are_to_the_best_data_parallelism():
@@ -144,8 +194,17 @@ def test_the_frontier_is_the_best_that_sends_as_little():
     }
 
 
+def test_what_is_best_at_a_reduction_is_tuned():
+    label = frontier.label_of("compressor=int8", 30, 33_696, 3072) + ",inner.optimizer=muon,inner.learning_rate=0.008"
+    assert label.startswith("diloco:steps_per_round=8,compressor=int8,outer_learning_rate=0.9,")
+    assert [one.rsplit("=", 1)[1] for one in frontier.other_rates(label)] == ["0.004", "0.016"]
+    (last,) = frontier.other_averages(label)
+    assert last == label.replace(",average=0.75", "") != label
+
+
 def test_a_picture_has_the_gaps_of_each_codec(tmp_path):
-    rows = [row(frontier.label_of(codec, 100, 33_696), 1.9, 101.0) for codec in frontier.CODECS[:2]]
+    rows = [row(frontier.label_of(codec, 100, 33_696, 3072), loss, 101.0)
+            for codec in frontier.CODECS[:2] for loss in (2.0, 1.9)]  # fmt: skip
     lines = frontier.by_codec(rows, row("ddp", 1.8))
     assert lines == {"int8": {101.0: pytest.approx(5.5556, abs=1e-4)}, "int4": {101.0: pytest.approx(5.5556, abs=1e-4)},
                      "int2": {}}  # fmt: skip

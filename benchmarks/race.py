@@ -22,7 +22,7 @@ from peer.sim.campaign.job import Row, run_job
 from peer.sim.campaign.label import parse_label
 from peer.sim.campaign.plan import Job, SwarmPlan, WindowPair, build_swarm, common_settings, meta_layout, plan_jobs
 from peer.sim.campaign.pool import JobProgress, Pool
-from peer.sim.learner.language_task import load_windows
+from peer.sim.learner.language_task import VALIDATION_BYTES, load_windows
 from peer.sim.world.network import reduce_traffic, ring_allreduce_bytes
 from peer.system.resources import usable_cores
 
@@ -32,7 +32,6 @@ OPTIMIZERS = ("adamw", "muon")
 RATES = (0.004, 0.008, 0.016)
 BEHIND = 3.0
 ALL_TOKENS = 2**40
-VALIDATION_TOKENS = 64 * 1024
 Gaps = Mapping[float, float]  # place -> percent of loss above data parallelism
 HEADER = ("recipe", "validation loss", "gap to the best ddp", "fewer bytes than ddp")
 
@@ -77,7 +76,8 @@ def race_parser(name: str, description: str) -> argparse.ArgumentParser:
     parser = benchmark_parser(name, description)
     parser.set_defaults(seed=0)
     parser.add_argument("--jobs", type=int, default=usable_cores(), metavar="N", help="runs at once (default: cores)")
-    parser.add_argument("--resume", type=Path, metavar="FILE", help=RESUME.format(same="model, tokens and seed"))
+    same = "model, text, recipe, tokens and seed"
+    parser.add_argument("--resume", type=Path, metavar="FILE", help=RESUME.format(same=same))
     return parser
 
 
@@ -149,7 +149,7 @@ class Race:
             return self._train, self._held_out
         first = self._held_out
         return self._train, PackedTokens(
-            first.tokens[: VALIDATION_TOKENS + 1], first.sequence_length, first.document_end
+            first.tokens[: VALIDATION_BYTES + 1], first.sequence_length, first.document_end
         )
 
     @contextmanager
@@ -163,11 +163,6 @@ class Race:
     def steps(self, tokens: int) -> int:
         """Of each peer."""
         return tokens // (PEERS * self._manifest.tokens_per_step)
-
-    def best(self, labels: Sequence[str], tokens: int) -> int:
-        """The place of the label with the lowest loss."""
-        ranks = [row.rank for row in self.run(labels, tokens)]
-        return ranks.index(min(ranks))
 
     def best_inner(self, start: str, tokens: int) -> list[str]:
         """The best rate of each inner optimizer behind the label `start`, with a worse one tried on either side.

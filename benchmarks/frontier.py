@@ -52,6 +52,7 @@ def measure(arguments: argparse.Namespace, say: Say) -> BenchReport:
         [f"{label_of(codec, reduction, race.numel, steps)},{inner}" for reduction in able for codec in able[reduction]],
         arguments.tokens,
     )
+    untuned = by_codec(rows, reference)
     for tuned in (other_rates, other_averages):
         best_ones = dict.fromkeys(frontier(rows).values())
         rows += race.run([label for row in best_ones for label in tuned(row.label)], arguments.tokens)
@@ -59,7 +60,8 @@ def measure(arguments: argparse.Namespace, say: Say) -> BenchReport:
     if arguments.plot is not None:
         ticks = {float(reduction): f"{reduction:,}x" for reduction in REDUCTIONS}
         along = "fewer bytes than fp32 data parallelism"
-        draw_gaps(arguments.plot, "What fewer bytes cost, 4 peers", along, ticks, by_codec(rows, reference))
+        lines = {"the best, tuned": {row.reduction: gap(row, reference) for row in best.values()}, **untuned}
+        draw_gaps(arguments.plot, "What fewer bytes cost, 4 peers", along, ticks, lines)
     return BenchReport(
         name=NAME, about=ABOUT, seed=arguments.seed, samples={}, options=("--tokens", str(arguments.tokens)),
         figures=tuple(
@@ -102,7 +104,7 @@ def frontier(rows: Sequence[RaceRow]) -> dict[int, RaceRow]:
     """The best row of each reduction, of those that reach it; in few tokens, none of the largest ones has a round."""
     found = {}
     for reduction in REDUCTIONS:
-        if able := [row for row in rows if row.reduction >= reduction]:
+        if able := [row for row in rows if row.reduction >= reduction and row.loss is not None]:
             found[reduction] = min(able, key=lambda row: row.rank)
     return found
 

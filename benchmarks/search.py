@@ -91,9 +91,10 @@ def measure(arguments: argparse.Namespace, say: Say) -> BenchReport:
     screened = list(race.rows)
     averaged = f"{DATA_PARALLELISM}:{AVERAGED_BASELINE},{baselines[0].partition(':')[2]}"
     rows = race.run([*baselines, averaged, *candidates[:FINALISTS]], TOKENS)
-    able = [row for row in rows if row.recipe != DATA_PARALLELISM and row.reduction >= REDUCTION]
+    able = [row for row in rows
+            if row.recipe != DATA_PARALLELISM and row.reduction >= REDUCTION and row.loss is not None]  # fmt: skip
     if not able:
-        raise UserError(f"no finalist sends {REDUCTION:g} times fewer bytes", "a bug: please report it")
+        raise UserError(f"every finalist diverges in {TOKENS:,} tokens", "narrow the knobs, or take another --seed")
     best = min(able, key=lambda row: row.rank)
     tried = [row for row in screened if row.recipe != DATA_PARALLELISM]
     return BenchReport(

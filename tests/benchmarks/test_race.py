@@ -188,7 +188,9 @@ def test_each_size_has_the_gap_of_its_best():
 
 def test_the_frontier_is_the_best_that_sends_as_little():
     losses = {30: 1.0, 100: 1.2, 300: 1.1, 1000: 1.3, 3000: 1.5, 10_000: 1.4}
-    best = frontier.frontier([row(f"diloco:a={n}", loss, n * 1.01) for n, loss in losses.items()])
+    rows = [row(f"diloco:a={n}", loss, n * 1.01) for n, loss in losses.items()]
+    best = frontier.frontier([*rows, row("diloco:a=diverged", None, 20_000.0)])
+    assert frontier.frontier([row("diloco:a=diverged", None, 20_000.0)]) == {}
     assert {reduction: one.loss for reduction, one in best.items()} == {
         30: 1.0, 100: 1.1, 300: 1.1, 1000: 1.3, 3000: 1.4, 10_000: 1.4,
     }

@@ -11,6 +11,7 @@ import signal
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 from rich.console import Console
@@ -110,7 +111,7 @@ def run_demo(options: DemoOptions) -> int:
             log.warning("interrupted; the logs are in %s", folder)
             return INTERRUPTED
         except DemoError as error:
-            tail = f"\n{error.log_tail}" if error.log_tail else ""
+            tail = f"\nthe last lines of its log:\n{indent(error.log_tail, '  ')}" if error.log_tail else ""
             log.error("demo: %s%s\nall logs are in %s", error, tail, folder)
             return 1
 

@@ -134,6 +134,11 @@ class ChainScout:
             elsewhere, key=lambda peer_id: (-weights.get(peer_id, 0), -records[peer_id].lineage_weight, peer_id)
         )
 
+    def start(self) -> Checkpoint | None:
+        """What a node without any link must reach before it takes part: the run was there already."""
+        chain = self._history.chain
+        return None if chain else self._checkpoints.binding(chain)
+
     def has_say(self, peer_id: str) -> bool:
         """Whether a peer counts in what follows this node's tip."""
         return peer_id in self._weights()

@@ -134,7 +134,9 @@ class LineageRounds(RoundLoop[StateStore]):
         self._node.spawn(self._fork_choice.scout_forever())
 
     async def join(self, resumed: Head | None) -> None:
-        """Get a valid state no older than any heavier lineage in sight, and hand it to the trainer."""
+        """Get a valid state no older than any heavier lineage in sight, and hand it to the trainer. A newcomer does not
+        start from the beginning where the run was further, even if no peer is left that holds its state.
+        """
         contributed = resumed.contributed if resumed is not None else None
         patience = self._node.clock() + self._node.timing.join_patience_s
         if not self.store.history.chain:
@@ -143,12 +145,24 @@ class LineageRounds(RoundLoop[StateStore]):
             await read_directory(self._node, self._directory, patience)
             if await self._fork_choice.catch_up():
                 contributed = None
+            elif (why := self._too_early()) is not None:
+                log.warning("%s", why)
+                await asyncio.sleep(self._node.timing.state_retry_s)
             elif self.store.valid:
                 break
             elif not await self._fork_choice.fetch_genesis(self._context.organiser):
                 await asyncio.sleep(self._node.timing.state_retry_s)
         self._staleness.join(self.store.state.round)
         self._enter(contributed)
+
+    def _too_early(self) -> str | None:
+        """Why this peer, which has no link yet, must not begin the run."""
+        if (start := self._fork_choice.scout.start()) is None:
+            return None
+        return (
+            f"the run was at round {start.round}, and no peer in sight shows a chain that leads there: this peer waits "
+            "for one; if all states are lost, the organiser starts a new run"
+        )
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
@@ -231,6 +245,8 @@ class LineageRounds(RoundLoop[StateStore]):
 
     async def match(self, due: Due) -> Group:
         """The persistent group's next round; through the directory if there is none, or others want in."""
+        if (why := self._too_early()) is not None:
+            raise RoundAborted("match", why, behind=True)
         position = self.position()
         members = self._exchange.can_continue(position)
         objection = self._guard.objection(members) or self._guard.second_thought(members)

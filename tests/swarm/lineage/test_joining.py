@@ -1,0 +1,36 @@
+"""Where a newcomer begins."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from peer.outer.round import Due, RoundAborted
+from peer.protocol.checkpoints import Checkpoint
+from tests.swarm.donor import ScriptedDonor
+from tests.swarm.gathering import until
+from tests.swarm.played import rounds_at_genesis
+from tests.swarm.runs import RUN, Run
+
+
+@pytest.mark.parametrize("introduced", [False, True], ids=["by a checkpoint", "by its introducer"])
+async def test_a_newcomer_begins_no_run_anew_that_was_further(network, tmp_path, caplog, introduced):
+    """All that hold the state may have died: those who come then must not train on the genesis as if it were a run."""
+    network.retime(recheck_s=0.01, refresh_period_s=0.01)
+    run, told = Run(tmp_path / "others"), []
+    run.commit(3)
+    rounds = rounds_at_genesis(network, tmp_path, run, told)
+    rounds.joined = False
+    tip = Checkpoint(run_id=RUN, round=3, lineage_id=run.state.lineage_id, serial=1, signed_at=0.0)
+    rounds.checkpoints.introduced, rounds.checkpoints.newest = (tip, None) if introduced else (None, tip)
+    joining = asyncio.ensure_future(rounds.join(None))
+    await until(lambda: "the run was at round 3, and no peer in sight shows a chain that leads there" in caplog.text)
+    assert (rounds.joined, joining.done(), told) == (False, False, [])
+    with pytest.raises(RoundAborted, match="the run was at round 3") as caught:
+        await rounds.match(Due(1, 100, rounds.store.memory.snapshot))
+    assert caught.value.behind
+    donor = await ScriptedDonor(network.node(), run).start()
+    rounds._fork_choice.nudge(donor.peer_id, run.state.lineage_id)
+    await asyncio.wait_for(joining, 5.0)
+    assert (rounds.joined, rounds.position().round) == (True, 3)

@@ -22,6 +22,7 @@ from peer.swarm.catchup.donors import DonorQueue, LocalState, helpers
 from peer.swarm.catchup.genesis import fetch_genesis
 from peer.swarm.catchup.history_client import CaughtUp, HistoryClient
 from peer.swarm.catchup.late_commits import LateCommits
+from peer.swarm.catchup.patience import Patience
 from peer.swarm.catchup.tip_agreement import UndecidedError, members_of, most_named
 from peer.swarm.net.directory import Directory
 from peer.swarm.net.node import Node
@@ -77,7 +78,7 @@ class ForkChoice:
         self.missed = LateCommits(node.peer_id)
         self.caught_up_at = float("-inf")
         self._preferred: tuple[str, Sequence[Certificate]] | None = None
-        self._stood, self._looked_at, self._waited_s = store.position, node.clock(), 0.0
+        self._patience = Patience(node.timing, node.clock, store.position)
 
     def local_state(self) -> LocalState:
         """What this peer has."""
@@ -110,7 +111,7 @@ class ForkChoice:
 
     def carried(self, chain: Sequence[Certificate], judged: int = 0) -> Sequence[Certificate]:
         """What holds of a chain; after a long time without a round, all of it."""
-        return chain if self._abandoned() else self.scout.carried(chain, judged)
+        return chain if self._patience.over else self.scout.carried(chain, judged)
 
     async def look_around(self) -> None:
         """Look at a few of the chains that others claim; `donors` keeps the outcome."""
@@ -136,7 +137,7 @@ class ForkChoice:
             await cancel_and_wait(looks.values())
 
     def _claims(self) -> list[str]:
-        self._wait()
+        self._patience.look(self._store.position)
         claims = self.scout.claims(self._directory.reachable, self._queue.distrusted, lost=not self._store.valid)
         wanted = self._queue.first(claims)
         return sorted(wanted, key=lambda donor: not self.scout.has_say(donor))  # a stranger's claim comes last
@@ -182,18 +183,7 @@ class ForkChoice:
         if not self._store.valid and own and chain and own[-1].link.id == chain[-1].link.id:
             return True  # the same chain, whose state this peer has lost
         verdict = self.scout.judge(chain)
-        return verdict is ForkVerdict.FOLLOW or (verdict is ForkVerdict.WEIGHTLESS and self._abandoned())
-
-    def _abandoned(self) -> bool:
-        """Whether no round has moved this peer for a long time in which it looked for others."""
-        return self._waited_s >= self._node.timing.abandoned_s
-
-    def _wait(self) -> None:
-        """Count the time since the last look; sleep counts little: a peer that wakes has looked at no one yet."""
-        now, position = self._node.clock(), self._store.position
-        passed = min(now - self._looked_at, self._node.timing.claim_s)
-        self._waited_s = self._waited_s + passed if position == self._stood else 0.0
-        self._stood, self._looked_at = position, now
+        return verdict is ForkVerdict.FOLLOW or (verdict is ForkVerdict.WEIGHTLESS and self._patience.over)
 
     async def fetch_genesis(self, organiser: str) -> bool:
         """Take the initial state from the organiser or another peer; False if none has it."""

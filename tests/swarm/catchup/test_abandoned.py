@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -190,4 +191,38 @@ async def test_a_look_that_ends_from_within_ends_no_scout(tmp_path):
                 await looks.acquire()
     finally:
         await cancel_and_wait([scouting])
+        await network.close()
+
+
+@pytest.mark.parametrize("round_s", [30.0, 1800.0])
+async def test_the_wait_is_longer_than_the_rounds_of_the_run(tmp_path, monkeypatch, round_s):
+    """Between two rounds of half an hour all train, and a former member could end the run's next round alone."""
+    monkeypatch.setattr("peer.swarm.catchup.fork_choice.LINKS_A_SECOND", math.inf)
+    now = [1000.0]
+    network = MemoryNetwork(clock=lambda: now[0])
+    network.retime(not_heavier_s=0.0)
+    choice, stranger = await beside_a_forgery(network, tmp_path)
+    first = choice._store.position
+
+    def wait(seconds):
+        for _ in range(int(seconds / 10.0)):
+            now[0] += 10.0
+            choice._claims()
+
+    async def follows():
+        await choice.look_around()
+        await asyncio.sleep(0)
+        return choice.donors()
+
+    try:
+        for round in range(3):
+            choice._store.position = replace(first, round=round)
+            wait(round_s)
+        choice._store.position = first
+        choice._claims()
+        wait(max(600.0, 4 * round_s) - 50.0)
+        assert await follows() == []
+        wait(50.0)
+        assert await follows() == [stranger]
+    finally:
         await network.close()

@@ -80,10 +80,12 @@ class ChainFollower:
             found = look.result()
             if found and self._history.leads_through(len(found), id_of(found, len(found) - 1)):
                 self._failures.pop(donor, None)  # another donor has shown as much, in this look
-            elif self._scout.judge(held := self._scout.carried(found)) is ForkVerdict.FOLLOW:
+            elif (verdict := self._scout.judge(held := self._scout.carried(found))) is ForkVerdict.FOLLOW:
                 await asyncio.to_thread(self._history.advance, held)
                 self._failures.pop(donor, None)
             else:
+                if verdict is ForkVerdict.WEIGHTLESS:
+                    log.warning("few of those who were there signed round %d of %s: no checkpoint", len(held), donor)
                 self._avoid(donor)
         except (ProtocolError, StreamClosedError) as error:
             log.info("%s does not show the chain that it claims: %s", donor, in_words(error))

@@ -90,7 +90,7 @@ async def test_a_checkpoint_is_signed_every_few_rounds_and_once_a_minute(network
     assert again.newest == post.checkpoints.newest  # it is on disk
 
 
-async def test_a_forged_chain_moves_neither_the_chain_nor_the_checkpoint(network, tmp_path, run):  # noqa: F811
+async def test_a_forged_chain_moves_neither_the_chain_nor_the_checkpoint(network, tmp_path, run, caplog):  # noqa: F811
     post = Post(network, tmp_path / "post", run.history.genesis)
     await post.sees(await announced(network, run))
     forged = Run(tmp_path / "forged", members=16).commit(30, tokens=2**30)
@@ -98,6 +98,7 @@ async def test_a_forged_chain_moves_neither_the_chain_nor_the_checkpoint(network
     for byzantine in (forged, beyond):
         assert await post.sees(await announced(network, byzantine)) == run.history.chain
     assert post.checkpoints.newest.lineage_id == run.state.lineage_id
+    assert "few of those who were there signed round 12 of " in caplog.text
 
 
 async def test_true_links_carry_no_forged_ones_that_follow_them(network, tmp_path, run):  # noqa: F811

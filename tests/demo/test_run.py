@@ -98,4 +98,5 @@ def test_a_death_is_exit_code_1_with_the_last_lines(
     monkeypatch.setattr(Play, "run", die)
     assert run_demo(DemoOptions(output_dir=tmp_path / "demo", json_lines=True)) == 1
     message = json.loads(capsys.readouterr().out.splitlines()[-1])["message"]
-    assert message.startswith("demo: alpha ended unexpectedly (exit code 1)\nTraceback\nValueError: x\n")
+    told = "demo: alpha ended unexpectedly (exit code 1)\nthe last lines of its log:\n  Traceback\n  ValueError: x\n"
+    assert message.startswith(told)

@@ -108,11 +108,16 @@ class ChainFollower:
         self._failures[donor] = self._node.clock() + seconds, min(failures + 1, 10)
 
     def _sign(self) -> None:
-        """A checkpoint of the tip, every few rounds, once a minute, and at the run's end."""
-        round, newest = len(self._history.chain), self._checkpoints.newest
+        """A checkpoint every few rounds, once a minute, and at the run's end: of the last link that most have signed,
+        or have built upon. The tip may be of a few that turn to the others' in a moment.
+        """
+        chain, newest = self._history.chain, self._checkpoints.newest
+        ended = len(chain) == self._scout.rules.total
+        known = newest.round if newest is not None and newest.on(chain) else 0
+        round = len(chain) if ended else self._scout.settled(chain, known)
         ahead = round - (newest.round if newest is not None else 0)
         now = self._clock()
-        due = ahead >= CHECKPOINT_ROUNDS or round == self._scout.rules.total or now >= self._signed_at + CHECKPOINT_S
+        due = ahead >= CHECKPOINT_ROUNDS or ended or now >= self._signed_at + CHECKPOINT_S
         if ahead <= 0 or not due:
             return
         serial = max(int(now * 1000), newest.serial + 1 if newest is not None else 0)

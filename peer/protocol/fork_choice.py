@@ -18,6 +18,8 @@ from peer.protocol.manifest import TrustSpec
 
 RECENT_LINKS = 10
 """An extension is held against the signers of so many links before it."""
+UNSETTLED_LINKS = 30
+"""Peers that have made so many links without most of the others continue without them."""
 FINAL_LINKS = 1000
 """A peer gives up at most so many links of its own; further back only a checkpoint leads."""
 
@@ -127,6 +129,26 @@ class ForkRule:
             return True
         weights = capped(self._contributed(tally_of(ancestor), listed(ancestor[-RECENT_LINKS:])))
         return bool(weights) and _support(weights, signed)
+
+    def settled(self, chain: Sequence[Certificate], known: int) -> int:
+        """How many links of a chain from genesis no other branch is likely to displace: wherever one may leave it,
+        those who have signed what follows hold more than half of the `capped` weight of the last `RECENT_LINKS` before.
+
+        Args:
+            known: so many are settled.
+        """
+        if self.private:
+            return len(chain)
+        signed = {peer_id: place for place in range(known, len(chain)) for peer_id in chain[place].signatures}
+        tally, recent = tally_of(chain[:known]), deque(chain[max(0, known - RECENT_LINKS) : known], RECENT_LINKS)
+        for place in range(known, len(chain)):
+            weights = capped(self._contributed(tally, listed(recent)))
+            behind = sum(weight for peer_id, weight in weights.items() if signed.get(peer_id, -1) >= place)
+            if weights and 2 * behind <= sum(weights.values()) and len(chain) - place <= UNSETTLED_LINKS:
+                return place
+            tally.add([chain[place]])
+            recent.append(chain[place])
+        return len(chain)
 
     def _extends(self, ancestor: Sequence[Certificate], other: Sequence[Certificate]) -> ForkVerdict:
         followed = not ancestor or self.followed(ancestor, signers(other))

@@ -90,6 +90,18 @@ async def test_a_checkpoint_is_signed_every_few_rounds_and_once_a_minute(network
     assert again.newest == post.checkpoints.newest  # it is on disk
 
 
+async def test_no_checkpoint_is_of_a_tip_that_most_may_still_leave(network, tmp_path):  # noqa: F811
+    run = Run(tmp_path / "run", members=7).commit(3)
+    post = Post(network, tmp_path / "post", run.history.genesis)
+    await post.sees(await announced(network, run))
+    few = run.fork(tmp_path / "few", run.identities[:3]).commit(CHECKPOINT_ROUNDS)
+    assert await post.sees(await announced(network, few)) == few.history.chain
+    assert post.checkpoints.newest.round == 3
+    most = few.fork(tmp_path / "most", run.identities[2:]).commit(1)
+    assert await post.sees(await announced(network, most)) == most.history.chain
+    assert (post.checkpoints.newest.round, post.checkpoints.newest.lineage_id) == (8, most.state.lineage_id)
+
+
 async def test_a_forged_chain_moves_neither_the_chain_nor_the_checkpoint(network, tmp_path, run, caplog):  # noqa: F811
     post = Post(network, tmp_path / "post", run.history.genesis)
     await post.sees(await announced(network, run))

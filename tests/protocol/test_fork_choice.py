@@ -110,6 +110,21 @@ def test_a_link_that_few_signed_holds_once_enough_others_have_signed_after_it():
     assert RULE.carried(extend(extend(past, 3, ["a"]), 1, ["b", "x"]), 30) == 34
 
 
+def test_a_link_is_settled_once_most_have_signed_it_or_built_upon_it():
+    names = [f"p{number}" for number in range(8)]
+    past = extend([], 30, names)
+    pair = extend(past, 2, names[:2])
+    assert (RULE.settled([], 0), RULE.settled(past, 0), RULE.settled(pair, 0)) == (0, 30, 30)
+    others = extend(pair, 1, names[2:5])  # five of eight stand behind the pair's links
+    assert (RULE.settled(others, 0), RULE.settled(others, 31)) == (32, 32)
+    assert RULE.settled(extend(past, 1, [*names[:4], *crowd(8)]), 0) == 30  # half of those who were there are not most
+    assert RULE.settled(extend(past, 1, names[:5]), 30) == 31
+    assert RULE.settled(extend(past, 30, names[:4]), 30) == 30  # another branch of the others may weigh as much
+    assert RULE.settled(extend(past, 200, names[:2]), 30) == 230  # they have left
+    assert RULE.settled(extend([], 1, names), 0) == 1
+    assert ForkRule(private=True).settled(pair, 0) == 32
+
+
 def test_of_a_branch_that_a_minority_has_made_only_its_own_links_hold():
     names = [f"p{number}" for number in range(8)]
     past = extend([], 30, names)

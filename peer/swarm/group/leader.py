@@ -114,18 +114,29 @@ class Leader:
                 policy = self._pace.of(map(self._membership.rate, [self._node.peer_id, *(one for one, _ in chosen)]))
                 closed = close(policy, range(len(order)), arrived, self._clock(), self._closed(order))
                 waited = policy.deadline_s is not None and self._clock() >= opened + policy.deadline_s
-                begins = closed is not None and (not pending or waited or self._followed(chosen))
-                if members >= self._rounds.max_group or (members >= least and begins):
+                gathered = members >= least and closed is not None
+                if members >= self._rounds.max_group or (
+                    gathered and (self._followed(chosen) or self._waits_no_longer(opened, not pending or waited))
+                ):
                     return await self._form(sealed, join)
-                if not pending and self._clock() - began >= self._node.timing.solo_patience_s:
-                    raise RoundAborted("match", f"{members} of at least {least} peers", alone=True)
-                if self._clock() >= opened + self._rounds.straggler_wait_s + self._node.timing.solo_patience_s:
-                    waited_s = self._clock() - started
-                    raise RoundAborted("match", f"only {members} peers joined within {waited_s:.0f} s", alone=True)
+                if not gathered:
+                    patience_s, now = self._node.timing.solo_patience_s, self._clock()
+                    if not pending and now - began >= patience_s:
+                        raise RoundAborted("match", f"{members} of at least {least} peers", alone=True)
+                    if now >= opened + self._rounds.straggler_wait_s + patience_s:
+                        waited_s = now - started
+                        raise RoundAborted("match", f"only {members} peers joined within {waited_s:.0f} s", alone=True)
                 await wait_for(self._membership.changed, self._node.timing.leader_recheck_s)
         finally:
             self._leader = False
             await self._uninvite()
+
+    def _waits_no_longer(self, opened: float, closed: bool) -> bool:
+        """Whether a round begins that others will not follow: no peer is on its way, and those that were there last have
+        had the time to come back.
+        """
+        patient = self._pace.hurries  # else a few make each round, and the others the next one
+        return closed and not (patient and self._clock() < opened + self._node.timing.support_s)
 
     def _followed(self, chosen: Sequence[tuple[str, WaitingMember]]) -> bool:
         """Whether those that are left out of this round will follow it. A round of too few of those that were there

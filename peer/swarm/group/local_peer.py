@@ -46,7 +46,9 @@ class LocalPeer(Protocol):
         """The members of so many rounds up to its position, in order."""
 
     def followed(self, members: Set[str]) -> bool:
-        """Whether peers at its position would follow a round that these have made without them."""
+        """Whether peers at its position would follow a round that these have made without them, or these, and perhaps
+        others, have waited for such peers before, and none came.
+        """
 
     def taking_part(self) -> bool:
         """Whether it makes rounds: False while joining or when finished, and invitations are then declined."""

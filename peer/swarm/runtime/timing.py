@@ -64,6 +64,7 @@ class Timing:
 
     # group
     solo_patience_s: float = _lasts(4.0, "that a leader waits without a group, and a group for late answers")
+    support_s: float = _lasts(10.0, "that a leader waits for those that would not follow a round of so few")
     leader_recheck_s: float = _lasts(0.25, "between two looks of a leader at who has come")
     awake_period_s: float = _lasts(1.0, "between two statuses of a leader to a member that waits")
     leader_silent_s: float = _lasts(1.5, "of a leader's silence before another one that invites is followed")

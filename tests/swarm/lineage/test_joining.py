@@ -1,8 +1,9 @@
-"""Where a newcomer begins."""
+"""Where a newcomer begins, and with whom a round begins."""
 
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
@@ -34,3 +35,26 @@ async def test_a_newcomer_begins_no_run_anew_that_was_further(network, tmp_path,
     rounds._fork_choice.nudge(donor.peer_id, run.state.lineage_id)
     await asyncio.wait_for(joining, 5.0)
     assert (rounds.joined, rounds.position().round) == (True, 3)
+
+
+async def test_few_who_have_waited_for_the_others_in_vain_wait_once(network, tmp_path):
+    run = Run(tmp_path / "others")
+    rounds = rounds_at_genesis(network, tmp_path, run, [])
+    me, due = rounds._node.peer_id, Due(1, 100, rounds.store.memory.snapshot)
+    rounds._fork_choice.scout.followed = lambda members: "many" in members
+    rounds._matchmaker.included = lambda _: None
+
+    async def match_with(*others):
+        async def match(_):
+            return SimpleNamespace(others=others)
+
+        rounds._matchmaker.match = match
+        await rounds.match(due)
+
+    assert not rounds.followed({me, "b"})
+    await match_with("b")
+    assert rounds.followed({me, "b"})
+    assert rounds.followed({me, "b", "c"})
+    assert not rounds.followed({me, "c"})
+    await match_with("b", "many")  # they are back
+    assert not rounds.followed({me, "b"})

@@ -97,7 +97,7 @@ class Follower:
         """
         before, seconds = self._wasted_by(leader), self._clock() - began
         self._wasted[leader] = before + seconds, self._rosters.rounds_of(leader)
-        if seconds > self._rounds.straggler_wait_s + self._node.timing.support_s:
+        if seconds > self._rounds.straggler_wait_s + self._support_s:
             self._me.cost(leader, seconds)
         if before > self._node.timing.wasted_s and self._membership.others_than(leader) + 1 >= self._rounds.min_group:
             log.info("leader %s has formed no group, and cost this peer %.0f s or more", leader, before)
@@ -114,8 +114,14 @@ class Follower:
     @property
     def _longest_wait_s(self) -> float:
         """The longest wait at a leader: that of the slowest group that can form there."""
-        timing = self._node.timing
-        return (2.0 - LAST_CALL) * self._rounds.straggler_wait_s + 2 * timing.solo_patience_s + timing.support_s
+        window_s = (2.0 - LAST_CALL) * self._rounds.straggler_wait_s
+        return window_s + 2 * self._node.timing.solo_patience_s + self._support_s
+
+    @property
+    def _support_s(self) -> float:
+        """How much longer a leader may wait, for peers that have just gone: only where too few of them are left."""
+        left = {self._node.peer_id, *self._membership.expected()}
+        return 0.0 if self._me.followed(left) else self._node.timing.support_s
 
     async def _hand_in(self, leader: str, sealed: bytes) -> tuple[FrameStream, Kind, bytes]:
         """Hand a join to a leader: -> the stream, and the first frame of its answer."""

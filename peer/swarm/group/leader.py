@@ -132,8 +132,8 @@ class Leader:
             await self._uninvite()
 
     def _waits_no_longer(self, opened: float, closed: bool) -> bool:
-        """Whether a round begins that others will not follow: no peer is on its way, and those that were there last have
-        had the time to come back.
+        """Whether a round begins that others will not follow: no peer is on its way, and those that were there last
+        have had the time to come back.
         """
         patient = self._pace.hurries  # else a few make each round, and the others the next one
         return closed and not (patient and self._clock() < opened + self._node.timing.support_s)

@@ -109,7 +109,7 @@ async def test_who_talks_nonsense_is_not_followed_again(network, kind):
 @pytest.mark.parametrize("then", ["goes on", "hangs up", "is excluded", "is silent", "names one that is gone"])
 async def test_who_keeps_members_waiting_and_forms_no_group_is_left_to_who_likes_to_wait(network, then):
     """Members come at different times, and wait there again, while others wait for them elsewhere."""
-    network.retime(solo_patience_s=0.2, support_s=0.2)
+    network.retime(solo_patience_s=0.2)
     network.retime(probe_timeout_s=0.2)
     network.retime(wasted_s=0.4)
     network.retime(gone_for_s=0.3)

@@ -143,6 +143,25 @@ async def test_a_round_of_too_few_begins_once_the_others_had_time_to_come_back(n
     assert (waited_s >= 0.6) == isinstance(straggler, WaitAll)  # of an asynchronous recipe few make each round
 
 
+async def test_members_stay_with_a_leader_that_waits_for_those_that_have_gone(network):
+    network.retime(support_s=2.5)  # without it, members leave after a second
+    leader, early, dead = await gather(network, 3, wait=0.5)
+    leader.needed = early.needed = frozenset({dead.peer_id})
+    for member in (leader, early):
+        del member.directory.peers[dead.peer_id]
+    follower, handed_in = early.matchmaker._follower, []
+    hand_in = follower._hand_in
+
+    async def counted(*join):
+        handed_in.append(join)
+        return await hand_in(*join)
+
+    follower._hand_in = counted
+    groups = await together(leader.match(), early.match())
+    assert [names(group) for group in groups] == [{leader.peer_id, early.peer_id}] * 2
+    assert (len(handed_in), early.costs) == (1, [])
+
+
 async def test_a_quorum_that_is_smaller_than_a_group_hurries_no_leader(network):
     leader, early, late = await gather(network, 3, wait=120.0, low=3, straggler=Quorum(count=1))
     leader.due_in_s = 60.0

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from peer.outer.policy.straggler import Quorum, WaitAll
+from peer.outer.policy.straggler import Quorum
 from peer.outer.round import RoundAborted
 from peer.protocol.wire import InviteMessage, Kind, RejectMessage, StatusMessage
 from peer.swarm.group.roster import roster_order
@@ -95,71 +95,6 @@ async def test_a_leader_forms_the_group_when_the_recipes_quorum_is_there(network
     groups = await together(*(member.match() for member in members[:2]))
     assert time.monotonic() - began < 5.0  # the window is 30 s
     assert {names(group) == {member.peer_id for member in members[:2]} for group in groups} == {True}
-
-
-async def test_a_quorum_without_which_the_others_would_not_follow_waits_for_them(network):
-    leader, early, late = members = await gather(network, 3, straggler=Quorum(count=2))
-    leader.needed = frozenset({late.peer_id})
-    waiting = [asyncio.ensure_future(member.match()) for member in (leader, early)]
-    await until(lambda: leader.asked)
-    assert leader.asked[0] == {leader.peer_id, early.peer_id}
-    groups = await together(late.match(), *waiting)
-    assert [names(group) for group in groups] == [{member.peer_id for member in members}] * 3
-
-
-async def test_such_a_quorum_waits_for_no_longer_than_the_window(network):
-    leader, early, late = await gather(network, 3, wait=0.5, straggler=Quorum(count=2))
-    leader.needed, late.due_in_s, began = frozenset({late.peer_id}), 60.0, time.monotonic()
-    groups = await together(leader.match(), early.match())
-    assert time.monotonic() - began >= 0.5
-    assert [names(group) for group in groups] == [{leader.peer_id, early.peer_id}] * 2
-
-
-async def test_a_round_of_too_few_waits_until_those_that_were_there_last_are_back(network):
-    network.retime(support_s=20.0)
-    leader, early, dead = members = await gather(network, 3)
-    leader.needed = frozenset({dead.peer_id})
-    for member in (leader, early):
-        del member.directory.peers[dead.peer_id]
-    waiting = [asyncio.ensure_future(member.match()) for member in (leader, early)]
-    await until(lambda: {leader.peer_id, early.peer_id} in leader.asked)
-    for member in (leader, early):
-        member.directory.peers[dead.peer_id] = dead.record()
-    groups = await together(dead.match(), *waiting)
-    assert [names(group) for group in groups] == [{member.peer_id for member in members}] * 3
-
-
-@pytest.mark.parametrize("straggler", [WaitAll(), Quorum(count=2)], ids=["all", "a quorum"])
-async def test_a_round_of_too_few_begins_once_the_others_had_time_to_come_back(network, straggler):
-    network.retime(support_s=0.6)
-    leader, early, dead = await gather(network, 3, straggler=straggler)
-    leader.needed, began = frozenset({dead.peer_id}), time.monotonic()
-    for member in (leader, early):
-        del member.directory.peers[dead.peer_id]
-    groups = await together(leader.match(), early.match())
-    assert [names(group) for group in groups] == [{leader.peer_id, early.peer_id}] * 2
-    waited_s = time.monotonic() - began
-    assert waited_s < 5.0  # the window is 30 s
-    assert (waited_s >= 0.6) == isinstance(straggler, WaitAll)  # of an asynchronous recipe few make each round
-
-
-async def test_members_stay_with_a_leader_that_waits_for_those_that_have_gone(network):
-    network.retime(support_s=2.5)  # without it, members leave after a second
-    leader, early, dead = await gather(network, 3, wait=0.5)
-    leader.needed = early.needed = frozenset({dead.peer_id})
-    for member in (leader, early):
-        del member.directory.peers[dead.peer_id]
-    follower, handed_in = early.matchmaker._follower, []
-    hand_in = follower._hand_in
-
-    async def counted(*join):
-        handed_in.append(join)
-        return await hand_in(*join)
-
-    follower._hand_in = counted
-    groups = await together(leader.match(), early.match())
-    assert [names(group) for group in groups] == [{leader.peer_id, early.peer_id}] * 2
-    assert (len(handed_in), early.costs) == (1, [])
 
 
 async def test_a_quorum_that_is_smaller_than_a_group_hurries_no_leader(network):

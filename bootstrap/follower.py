@@ -111,10 +111,12 @@ class ChainFollower:
         """A checkpoint every few rounds, once a minute, and at the run's end: of the last link that most have signed,
         or have built upon. The tip may be of a few that turn to the others' in a moment.
         """
+        if self._node.peer_id not in self._checkpoints.keys:
+            return  # the manifest names others
         chain, newest = self._history.chain, self._checkpoints.newest
         ended = len(chain) == self._scout.rules.total
         known = newest.round if newest is not None and newest.on(chain) else 0
-        round = len(chain) if ended else self._scout.settled(chain, known)
+        round = len(chain) if ended else self._scout.rules.rule.settled(chain, known)
         ahead = round - (newest.round if newest is not None else 0)
         now = self._clock()
         due = ahead >= CHECKPOINT_ROUNDS or ended or now >= self._signed_at + CHECKPOINT_S
@@ -125,8 +127,6 @@ class ChainFollower:
             run_id=self._checkpoints.run_id, round=round, lineage_id=self._history.lineage_id(round), serial=serial,
             signed_at=now,
         )  # fmt: skip
-        if self._node.peer_id not in self._checkpoints.keys:
-            return  # the manifest names others
         self._checkpoints.offer(seal_checkpoint(self._node.identity, checkpoint))
         self._signed_at = now
         log.info("checkpoint of round %d, %s", round, checkpoint.lineage_id[:12])

@@ -147,10 +147,6 @@ class ChainScout:
         """Whether others at this node's tip would follow a round that these have signed, and they themselves missed."""
         return self._rule.followed(self._history.chain, signed)
 
-    def settled(self, chain: Sequence[Certificate], known: int) -> int:
-        """See `ForkRule.settled`."""
-        return self._rule.settled(chain, known)
-
     def _weights(self) -> dict[str, int]:
         """Who has a say about what follows this node's tip."""
         chain = self._history.chain

@@ -73,7 +73,7 @@ class LineageRounds(RoundLoop[StateStore]):
         self._staleness = Staleness(recipe.straggler, recipe.turns, recipe.num_fragments, plan.nominal_tokens)
         self._asynchronous, self._stood = recipe.straggler.asynchronous, False
         self._regrouped: str | None = None
-        self._few: frozenset[str] = frozenset()  # that have waited for those who were there before, and none came
+        self._unsupported: frozenset[str] = frozenset()  # the last group, if others do not follow its rounds
         self._looked_back = False
         self._reading: asyncio.Future[None] | None = None
 
@@ -90,7 +90,9 @@ class LineageRounds(RoundLoop[StateStore]):
         return self.store.history.last_rosters(count)
 
     def followed(self, members: Set[str]) -> bool:
-        return self._fork_choice.scout.followed(members) or (bool(self._few) and members >= self._few)
+        return self._fork_choice.scout.followed(members) or (
+            bool(self._unsupported) and members >= self._unsupported
+        )
 
     def refuses(self, peer_id: str) -> bool:
         return self._guard.refuses(peer_id)
@@ -269,14 +271,14 @@ class LineageRounds(RoundLoop[StateStore]):
         await self._look_around()
         group = await self._matchmaker.match(due)
         self._matchmaker.included(group)
-        everybody = frozenset({self._node.peer_id, *group.others})
-        self._few = frozenset() if self._fork_choice.scout.followed(everybody) else everybody
         if (objection := self._guard.objection(group.others, ", and has a seat in that group")) is not None:
             self._guard.meet(group.others)  # its leader does not know yet
             self.decline(group, objection)
             if isinstance(objection, StalledError):
                 self._guard.cost(self._matchmaker.membership.leader(), self._node.timing.least_waste_s)
             raise objection
+        roster = frozenset({self._node.peer_id, *group.others})
+        self._unsupported = frozenset() if self._fork_choice.scout.followed(roster) else roster
         return group
 
     async def _look_back(self) -> None:

@@ -11,9 +11,10 @@ from peer.errors import ProtocolError, in_words
 from peer.protocol.chain import id_of
 from peer.protocol.checkpoints import Checkpoint, seal_checkpoint
 from peer.protocol.fork_choice import ForkVerdict
-from peer.protocol.lineage import Certificate
+from peer.protocol.lineage import Certificate, Position
 from peer.swarm.catchup.chain_scout import ChainScout
 from peer.swarm.catchup.newest_checkpoint import NewestCheckpoint
+from peer.swarm.catchup.patience import Patience
 from peer.swarm.net.directory import Directory
 from peer.swarm.net.node import Node
 from peer.swarm.net.stream import StreamClosedError
@@ -49,6 +50,7 @@ class ChainFollower:
         self._failures: dict[str, tuple[float, int]] = {}  # until when, and how many of them
         self._looks: dict[str, asyncio.Task[Sequence[Certificate]]] = {}
         self._signed_at = 0.0
+        self._patience = Patience(node.timing, node.clock, self._position())
 
     async def run(self) -> None:
         """Until it is cancelled."""
@@ -66,10 +68,13 @@ class ChainFollower:
         donor shows is judged in a later turn.
         """
         records, now = self._directory.reachable, self._node.clock()
+        self._patience.look(self._position())
         self._failures = {peer_id: kept for peer_id, kept in self._failures.items() if peer_id in records}
         avoided = [peer_id for peer_id, (until, _) in self._failures.items() if until > now]
         for donor in self._scout.claims(records, [*avoided, *self._looks])[: LOOKS_AT_ONCE - len(self._looks)]:
-            self._looks[donor] = asyncio.ensure_future(self._scout.look(donor, records[donor].round))
+            self._looks[donor] = asyncio.ensure_future(
+                self._scout.look(donor, records[donor].round, behind=self._patience.over)
+            )
         if self._looks:
             await asyncio.wait(self._looks.values(), timeout=self._node.timing.refresh_period_s)
         for donor in [donor for donor, look in self._looks.items() if look.done()]:
@@ -81,8 +86,11 @@ class ChainFollower:
             if found and self._history.leads_through(len(found), id_of(found, len(found) - 1)):
                 self._failures.pop(donor, None)  # another donor has shown as much, in this look
             elif (verdict := self._scout.judge(held := self._scout.carried(found))) is ForkVerdict.FOLLOW:
-                await asyncio.to_thread(self._history.advance, held)
-                self._failures.pop(donor, None)
+                await self._follow(donor, held)
+            elif self._patience.over and self._scout.resumed(held):
+                words = "most of those who made the last rounds have lost them, and made others: round %d is the newest"
+                log.warning(words, len(held))
+                await self._follow(donor, held)
             else:
                 if verdict is ForkVerdict.WEIGHTLESS:
                     log.warning("few of those who were there signed round %d of %s: no checkpoint", len(held), donor)
@@ -93,6 +101,14 @@ class ChainFollower:
         except OSError as error:
             log.warning("the chain of %s cannot be kept: %s", donor, error.strerror)
             self._avoid(donor)
+
+    async def _follow(self, donor: str, chain: Sequence[Certificate]) -> None:
+        await asyncio.to_thread(self._history.advance, chain)
+        self._failures.pop(donor, None)
+
+    def _position(self) -> Position:
+        chain = self._history.chain
+        return Position(len(chain), self._history.lineage_id(len(chain)), self._history.weight)
 
     async def take_from_archive(self) -> None:
         """What the archive was shown after the last look: it has followed the same rule."""

@@ -150,6 +150,23 @@ class ForkRule:
             recent.append(chain[place])
         return len(chain)
 
+    def resumed(
+        self, ancestor: Sequence[Certificate], own: Sequence[Certificate], other: Sequence[Certificate]
+    ) -> bool:
+        """Whether those that made a branch went back together and made another one, as peers do that all crash at once
+        and resume from older files: the other branch is longer, and its signers hold more than half of the `capped`
+        weight of the last `RECENT_LINKS`.
+
+        Args:
+            ancestor, own, other: as of `judge`.
+        """
+        if not 0 < len(own) < len(other) or len(own) > FINAL_LINKS:
+            return False
+        tally = tally_of(ancestor)
+        tally.add(own)
+        weights, signed = capped(self._contributed(tally, listed(own[-RECENT_LINKS:]))), signers(other)
+        return 2 * sum(weight for peer_id, weight in weights.items() if peer_id in signed) > sum(weights.values())
+
     def _extends(self, ancestor: Sequence[Certificate], other: Sequence[Certificate]) -> ForkVerdict:
         followed = not ancestor or self.followed(ancestor, signers(other))
         return ForkVerdict.FOLLOW if followed else ForkVerdict.WEIGHTLESS

@@ -8,64 +8,22 @@ from types import SimpleNamespace
 
 import pytest
 
-from bootstrap.follower import CHECKPOINT_ROUNDS, ChainFollower
+from bootstrap.follower import CHECKPOINT_ROUNDS
 from peer.errors import ProtocolError
 from peer.outer.recipe.resolve import resolve
 from peer.protocol.checkpoints import Checkpoint, open_checkpoint, seal_checkpoint
-from peer.protocol.fork_choice import ForkRule
 from peer.protocol.identity import Identity
-from peer.protocol.lineage import RosterLimits
 from peer.protocol.manifest import RecipeSpec
-from peer.protocol.records import PeerRecord
 from peer.protocol.wire import HistoryRequest, Kind
-from peer.swarm.catchup.chain_scout import ChainRules, ChainScout
 from peer.swarm.catchup.checkpoint_exchange import CheckpointExchange
-from peer.swarm.catchup.donor_requests import DonorRequests
 from peer.swarm.catchup.history_server import history_name
 from peer.swarm.catchup.newest_checkpoint import NewestCheckpoint
 from peer.swarm.runtime.tasks import cancel_and_wait
 from peer.swarm.runtime.timing import Timing
-from peer.swarm.state.chain import ChainStore
+from tests.bootstrap.post import Post, announced
 from tests.swarm.conftest import network  # noqa: F401
 from tests.swarm.donor import ScriptedDonor
 from tests.swarm.runs import RUN, Run
-
-
-class Post:
-    """A follower, and the directory that it reads."""
-
-    def __init__(self, network, folder, genesis, total=None, archive=None):  # noqa: F811
-        self.node, self.now = network.node(), 1000.0
-        self.history = ChainStore(folder, genesis)
-        self.checkpoints = NewestCheckpoint(folder, RUN, (self.node.peer_id,))
-        rules = ChainRules(
-            limits=RosterLimits(), rule=ForkRule(), checkpoints=self.checkpoints,
-            control=SimpleNamespace(rounds_total=total),
-        )
-        self.scout = ChainScout(DonorRequests(self.node, RUN), RUN, rules, self.history)
-        self.directory = SimpleNamespace(reachable={})
-        self.follower = ChainFollower(
-            self.node, self.directory, self.history, self.scout, self.checkpoints, archive, clock=lambda: self.now
-        )
-
-    async def sees(self, *donors):
-        """These announce themselves; -> the chain that is followed then."""
-        self.directory.reachable = dict(donors)
-        self.follower._failures.clear()
-        for _ in donors:
-            await self.follower.look_around()
-        self.follower._sign()
-        return self.history.chain
-
-
-async def announced(network, run):  # noqa: F811
-    """A donor of a run and its record."""
-    donor = await ScriptedDonor(network.node(), run).start()
-    record = PeerRecord(
-        run_id=RUN, nickname="x", state="training", round=run.state.round, lineage_id=run.state.lineage_id,
-        lineage_weight=run.history.weight, expires_at=1e10,
-    )  # fmt: skip
-    return donor.peer_id, record
 
 
 @pytest.fixture

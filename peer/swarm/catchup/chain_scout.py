@@ -162,11 +162,14 @@ class ChainScout:
         binding = self._checkpoints.binding(self._history.chain)
         return binding if binding is not None and not binding.on(self._history.chain) else None
 
-    async def look(self, donor: str, claimed_round: int) -> Sequence[Certificate]:
+    async def look(self, donor: str, claimed_round: int, *, behind: bool = False) -> Sequence[Certificate]:
         """The donor's chain from genesis, checked; of its links those that it shares with this node's are not fetched.
 
         A node with a chain of its own looks at no more than `MOST_LINKS` of another branch: they show who signs it. A
         newcomer keeps what it reads in a file.
+
+        Args:
+            behind: the donor's chain may leave this node's before the newest checkpoint.
 
         Raises:
             NoRoomError: the disk is full.
@@ -179,7 +182,7 @@ class ChainScout:
         possible = self.rules.most_rounds(len(own))
         if claimed_round > possible:
             raise ProtocolError(f"{donor} claims round {claimed_round}; the run can have made {possible} by now")
-        start, links = await self._meet(donor, own)
+        start, links = await self._meet(donor, own, self._floor(own, behind))
         shared, more = start + shared_links(own[start:], links), len(links) == LINKS_PER_REQUEST
         links = links[shared - start :]
         parent = id_of(own, shared - 1) if shared else self._history.genesis
@@ -203,9 +206,9 @@ class ChainScout:
         newest = self._checkpoints.newest
         return newest is not None and newest.on(chain) is False
 
-    async def _meet(self, donor: str, own: Sequence[Certificate]) -> tuple[int, list[Certificate]]:
+    async def _meet(self, donor: str, own: Sequence[Certificate], floor: int) -> tuple[int, list[Certificate]]:
         """The first links of the donor that follow this node's chain, and from which round on they do."""
-        start, step, floor = len(own), FIRST_STEP, self._floor(own)
+        start, step = len(own), FIRST_STEP
         while True:
             parent = id_of(own, start - 1) if start else self._history.genesis
             links = await self._source.links(donor, start, LINKS_PER_REQUEST)
@@ -218,9 +221,9 @@ class ChainScout:
                 raise ProtocolError(f"the chain of {donor} leaves this one before round {floor + 1}")
             start, step = max(floor, start - step), 4 * step
 
-    def _floor(self, own: Sequence[Certificate]) -> int:
+    def _floor(self, own: Sequence[Certificate], behind: bool) -> int:
         newest = self._checkpoints.newest
-        checkpointed = newest.round if newest is not None and newest.on(own) else 0
+        checkpointed = newest.round if newest is not None and newest.on(own) and not behind else 0
         return max(checkpointed, 0 if self._rule.private else len(own) - FINAL_LINKS)
 
     def carried(self, chain: Sequence[Certificate], judged: int = 0) -> Sequence[Certificate]:
@@ -246,6 +249,12 @@ class ChainScout:
         if self.rules.ends(chain) and not lived:
             return ForkVerdict.KEEP
         return choose(self._rule, self._checkpoints.binding(own), own[:shared], own[shared:], chain[shared:])
+
+    def resumed(self, chain: Sequence[Certificate]) -> bool:
+        """Whether most of those that made this node's chain have left its end, and made this one."""
+        own = self._history.chain
+        shared = shared_links(own, chain)
+        return self._rule.resumed(own[:shared], own[shared:], chain[shared:])
 
 
 def _written(file: CertificateFile, links: Sequence[Certificate], donor: str) -> Sequence[Certificate]:

@@ -164,7 +164,8 @@ class LineageRounds(RoundLoop[StateStore]):
             return None
         return (
             f"the run was at round {start.round}, and no peer in sight shows a chain that leads there: this peer waits "
-            "for one; if all states are lost, the organiser starts a new run"
+            "for one; if all have lost it, --resume-from-checkpoint continues from an older one, or the organiser "
+            "starts a new run"
         )
 
     # -- the loop ----------------------------------------------------------------------------------------------------

@@ -1,0 +1,86 @@
+"""The bootstrap follows members that all crash at once and resume from before its checkpoint: no peer has its state."""
+
+from __future__ import annotations
+
+import pytest
+
+from peer.protocol.identity import Identity
+from peer.swarm.catchup.newest_checkpoint import NewestCheckpoint
+from tests.bootstrap.post import Post, announced
+from tests.swarm.network import MemoryNetwork
+from tests.swarm.runs import RUN, Run
+
+
+class Crash:
+    """All members crash after their last checkpoint, and resume from files of round 3."""
+
+    def __init__(self, folder):
+        self.folder, self.now = folder, [1000.0]
+        self.network = MemoryNetwork(clock=lambda: self.now[0])
+        self.network.retime(abandoned_s=60.0)
+        self.run = Run(folder / "run", members=7).commit(3)
+        self.older = self.run.fork(folder / "older", self.run.identities)
+        self.post = Post(self.network, folder / "post", self.run.history.genesis)
+
+    async def happens(self):
+        """-> what was followed before."""
+        await self.post.sees(await announced(self.network, self.run.commit(4)))
+        assert self.post.checkpoints.newest.round == 7
+        return list(self.run.history.chain)
+
+    async def shown(self, other, seconds):
+        """What is followed after so many seconds in which another branch is shown."""
+        donor = await announced(self.network, other)
+        for _ in range(int(seconds // 10.0)):
+            self.now[0] += 10.0
+            self.post.now += 10.0
+            await self.post.sees(donor)
+        return self.post.history.chain
+
+
+@pytest.fixture
+async def crash(tmp_path):
+    crash = Crash(tmp_path)
+    yield crash
+    await crash.network.close()
+
+
+async def test_members_that_all_resume_from_before_the_checkpoint_are_followed_in_time(crash, tmp_path):
+    before = await crash.happens()
+    again = crash.older.commit(4, seed=1)
+    assert await crash.shown(again, 90.0) == before  # not further than what was lost
+    again.commit(1, seed=1)
+    assert await crash.shown(again, 10.0) == again.history.chain
+    newest = crash.post.checkpoints.newest
+    assert (newest.round, newest.lineage_id) == (8, again.state.lineage_id)
+    assert NewestCheckpoint(tmp_path / "post", RUN, (crash.post.node.peer_id,)).newest == newest
+    assert await crash.shown(crash.run.commit(9), 10.0) == again.history.chain  # one that had the state after all
+
+
+async def test_those_that_have_the_state_have_time_to_show_it(crash):
+    before = await crash.happens()
+    again = crash.older.commit(9, seed=1)
+    assert await crash.shown(again, 50.0) == before
+    crash.run.commit(1)
+    assert await crash.shown(crash.run, 10.0) == crash.run.history.chain
+    assert await crash.shown(again, 50.0) == crash.run.history.chain
+
+
+async def test_a_minority_cannot_take_a_run_back_behind_its_checkpoint(crash, tmp_path):
+    before = await crash.happens()
+    few, strangers = crash.run.identities[:3], [Identity.generate() for _ in range(4)]
+    for name, members in (("few", few), ("many", [*few, *strangers]), ("strangers", strangers)):
+        forged = crash.older.fork(tmp_path / name, members).commit(20, seed=1, tokens=2**30)
+        assert await crash.shown(forged, 200.0) == before
+    assert crash.post.checkpoints.newest.round == 7
+
+
+async def test_founders_that_have_left_cannot_take_a_run_back(crash, tmp_path):
+    newer = [Identity.generate() for _ in range(4)]
+    then = crash.run.commit(3).fork(tmp_path / "then", crash.run.identities)
+    for members, rounds in (([*crash.run.identities[3:], *newer], 20), (newer, 12)):
+        crash.run.identities = members
+        await crash.post.sees(await announced(crash.network, crash.run.commit(rounds)))
+    before = list(crash.run.history.chain)
+    assert (crash.post.history.chain, crash.post.checkpoints.newest.round) == (before, 26)
+    assert await crash.shown(then.commit(40, seed=1), 200.0) == before

@@ -154,8 +154,8 @@ class ForkRule:
         self, ancestor: Sequence[Certificate], own: Sequence[Certificate], other: Sequence[Certificate]
     ) -> bool:
         """Whether those that made a branch went back together and made another one, as peers do that all crash at once
-        and resume from older files: the other branch is longer, and its signers hold more than half of the `capped`
-        weight of the last `RECENT_LINKS`.
+        and resume from older files: the signers of what it is longer by hold more than half of the `capped` weight of
+        the last `RECENT_LINKS`. Links before that may be of a branch that they gave up.
 
         Args:
             ancestor, own, other: as of `judge`.
@@ -164,7 +164,7 @@ class ForkRule:
             return False
         tally = tally_of(ancestor)
         tally.add(own)
-        weights, signed = capped(self._contributed(tally, listed(own[-RECENT_LINKS:]))), signers(other)
+        weights, signed = capped(self._contributed(tally, listed(own[-RECENT_LINKS:]))), signers(other[len(own) :])
         return 2 * sum(weight for peer_id, weight in weights.items() if peer_id in signed) > sum(weights.values())
 
     def _extends(self, ancestor: Sequence[Certificate], other: Sequence[Certificate]) -> ForkVerdict:

@@ -75,6 +75,14 @@ async def test_a_minority_cannot_take_a_run_back_behind_its_checkpoint(crash, tm
     assert crash.post.checkpoints.newest.round == 7
 
 
+async def test_a_minority_cannot_extend_a_branch_that_most_gave_up(crash, tmp_path):
+    """As after a split: all have signed the branch that lost, and some of them continue it while the others pause."""
+    lost = crash.older.commit(4, seed=1)
+    before = await crash.happens()
+    forged = lost.fork(tmp_path / "forged", crash.run.identities[:3]).commit(20, seed=1)
+    assert await crash.shown(forged, 200.0) == before
+
+
 async def test_founders_that_have_left_cannot_take_a_run_back(crash, tmp_path):
     newer = [Identity.generate() for _ in range(4)]
     then = crash.run.commit(3).fork(tmp_path / "then", crash.run.identities)

@@ -139,12 +139,13 @@ class ForkRule:
         """
         if self.private:
             return len(chain)
+        known = max(known, len(chain) - UNSETTLED_LINKS)
         signed = {peer_id: place for place in range(known, len(chain)) for peer_id in chain[place].signatures}
         tally, recent = tally_of(chain[:known]), deque(chain[max(0, known - RECENT_LINKS) : known], RECENT_LINKS)
         for place in range(known, len(chain)):
             weights = capped(self._contributed(tally, listed(recent)))
             behind = sum(weight for peer_id, weight in weights.items() if signed.get(peer_id, -1) >= place)
-            if weights and 2 * behind <= sum(weights.values()) and len(chain) - place <= UNSETTLED_LINKS:
+            if weights and 2 * behind <= sum(weights.values()):
                 return place
             tally.add([chain[place]])
             recent.append(chain[place])

@@ -87,10 +87,11 @@ class ChainFollower:
                 self._failures.pop(donor, None)  # another donor has shown as much, in this look
             elif (verdict := self._scout.judge(held := self._scout.carried(found))) is ForkVerdict.FOLLOW:
                 await self._follow(donor, held)
-            elif self._patience.over and self._scout.resumed(held):
+            elif self._patience.over and self._scout.resumed(held, self._directory.peers):
                 words = "most of those who made the last rounds have lost them, and made others: round %d is the newest"
                 log.warning(words, len(held))
                 await self._follow(donor, held)
+                self._sign()  # before another look of this turn shows the chain that the last checkpoint is on
             else:
                 if verdict is ForkVerdict.WEIGHTLESS:
                     log.warning("few of those who were there signed round %d of %s: no checkpoint", len(held), donor)
@@ -104,6 +105,7 @@ class ChainFollower:
 
     async def _follow(self, donor: str, chain: Sequence[Certificate]) -> None:
         await asyncio.to_thread(self._history.advance, chain)
+        self._patience.look(self._position())  # before another look of this turn is judged
         self._failures.pop(donor, None)
 
     def _position(self) -> Position:

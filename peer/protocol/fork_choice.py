@@ -152,21 +152,29 @@ class ForkRule:
         return len(chain)
 
     def resumed(
-        self, ancestor: Sequence[Certificate], own: Sequence[Certificate], other: Sequence[Certificate]
-    ) -> bool:
+        self, ancestor: Sequence[Certificate], own: Sequence[Certificate], other: Sequence[Certificate],
+        there: Set[str],
+    ) -> bool:  # fmt: skip
         """Whether those that made a branch went back together and made another one, as peers do that all crash at once
-        and resume from older files: the signers of what it is longer by hold more than half of the `capped` weight of
-        the last `RECENT_LINKS`. Links before that may be of a branch that they gave up.
+        and resume from older files: wherever the branch stood, the signers of what the other one is longer by, of which
+        only those count that say that they are there now, hold more than half of the `capped` weight of the last
+        `RECENT_LINKS` before. What else they have signed may be of a branch that they gave up.
 
         Args:
             ancestor, own, other: as of `judge`.
+            there: who announces itself on the other branch, further than this one goes.
         """
         if not 0 < len(own) < len(other) or len(own) > FINAL_LINKS:
             return False
-        tally = tally_of(ancestor)
-        tally.add(own)
-        weights, signed = capped(self._contributed(tally, listed(own[-RECENT_LINKS:]))), signers(other[len(own) :])
-        return 2 * sum(weight for peer_id, weight in weights.items() if peer_id in signed) > sum(weights.values())
+        signed = signers(other[len(own) :]) & there
+        tally, recent = tally_of(ancestor), deque(ancestor[-RECENT_LINKS:], RECENT_LINKS)
+        for certificate in own if signed else ():
+            tally.add([certificate])
+            recent.append(certificate)
+            weights = capped(self._contributed(tally, listed(recent)))
+            if 2 * sum(weight for peer_id, weight in weights.items() if peer_id in signed) <= sum(weights.values()):
+                return False
+        return bool(signed)
 
     def _extends(self, ancestor: Sequence[Certificate], other: Sequence[Certificate]) -> ForkVerdict:
         followed = not ancestor or self.followed(ancestor, signers(other))

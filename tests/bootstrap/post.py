@@ -28,14 +28,14 @@ class Post:
             control=SimpleNamespace(rounds_total=total),
         )
         self.scout = ChainScout(DonorRequests(self.node, RUN), RUN, rules, self.history)
-        self.directory = SimpleNamespace(reachable={})
+        self.directory = SimpleNamespace(reachable={}, peers={})
         self.follower = ChainFollower(
             self.node, self.directory, self.history, self.scout, self.checkpoints, archive, clock=lambda: self.now
         )
 
     async def sees(self, *donors):
         """These announce themselves; -> the chain that is followed then."""
-        self.directory.reachable = dict(donors)
+        self.directory.reachable = self.directory.peers = dict(donors)
         self.follower._failures.clear()
         for _ in donors:
             await self.follower.look_around()
@@ -43,9 +43,9 @@ class Post:
         return self.history.chain
 
 
-async def announced(network, run):
+async def announced(network, run, identity=None):
     """A donor of a run and its record."""
-    donor = await ScriptedDonor(network.node(), run).start()
+    donor = await ScriptedDonor(network.node(identity), run).start()
     record = PeerRecord(
         run_id=RUN, nickname="x", state="training", round=run.state.round, lineage_id=run.state.lineage_id,
         lineage_weight=run.history.weight, expires_at=1e10,

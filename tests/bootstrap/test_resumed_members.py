@@ -28,13 +28,14 @@ class Crash:
         assert self.post.checkpoints.newest.round == 7
         return list(self.run.history.chain)
 
-    async def shown(self, other, seconds):
+    async def shown(self, other, seconds, others=True):
         """What is followed after so many seconds in which another branch is shown."""
-        donor = await announced(self.network, other)
+        donors = [await announced(self.network, other, one) for one in other.identities if others]
+        donors = [*donors, await announced(self.network, other)]
         for _ in range(int(seconds // 10.0)):
             self.now[0] += 10.0
             self.post.now += 10.0
-            await self.post.sees(donor)
+            await self.post.sees(*donors)
         return self.post.history.chain
 
 

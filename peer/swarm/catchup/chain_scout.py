@@ -250,11 +250,16 @@ class ChainScout:
             return ForkVerdict.KEEP
         return choose(self._rule, self._checkpoints.binding(own), own[:shared], own[shared:], chain[shared:])
 
-    def resumed(self, chain: Sequence[Certificate]) -> bool:
-        """Whether most of those that made this node's chain have left its end, and made this one."""
+    def resumed(self, chain: Sequence[Certificate], records: Mapping[str, PeerRecord]) -> bool:
+        """Whether most of those that made this node's chain have left its end, and are on this longer one now."""
         own = self._history.chain
         shared = shared_links(own, chain)
-        return self._rule.resumed(own[:shared], own[shared:], chain[shared:])
+        there = {
+            peer_id
+            for peer_id, record in records.items()
+            if len(own) < record.round <= len(chain) and id_of(chain, record.round - 1) == record.lineage_id
+        }
+        return self._rule.resumed(own[:shared], own[shared:], chain[shared:], there)
 
 
 def _written(file: CertificateFile, links: Sequence[Certificate], donor: str) -> Sequence[Certificate]:

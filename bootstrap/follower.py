@@ -72,9 +72,8 @@ class ChainFollower:
         self._failures = {peer_id: kept for peer_id, kept in self._failures.items() if peer_id in records}
         avoided = [peer_id for peer_id, (until, _) in self._failures.items() if until > now]
         for donor in self._scout.claims(records, [*avoided, *self._looks])[: LOOKS_AT_ONCE - len(self._looks)]:
-            self._looks[donor] = asyncio.ensure_future(
-                self._scout.look(donor, records[donor].round, behind=self._patience.over)
-            )
+            behind = self._patience.over and self._scout.has_say(donor)
+            self._looks[donor] = asyncio.ensure_future(self._scout.look(donor, records[donor].round, behind=behind))
         if self._looks:
             await asyncio.wait(self._looks.values(), timeout=self._node.timing.refresh_period_s)
         for donor in [donor for donor, look in self._looks.items() if look.done()]:
@@ -87,7 +86,7 @@ class ChainFollower:
                 self._failures.pop(donor, None)  # another donor has shown as much, in this look
             elif (verdict := self._scout.judge(held := self._scout.carried(found))) is ForkVerdict.FOLLOW:
                 await self._follow(donor, held)
-            elif self._patience.over and self._scout.resumed(held, self._directory.peers):
+            elif self._patience.over and self._scout.resumed(held, found, self._directory.peers):
                 words = "most of those who made the last rounds have lost them, and made others: round %d is the newest"
                 log.warning(words, len(held))
                 await self._follow(donor, held)

@@ -93,3 +93,23 @@ async def test_founders_that_have_left_cannot_take_a_run_back(crash, tmp_path):
     before = list(crash.run.history.chain)
     assert (crash.post.history.chain, crash.post.checkpoints.newest.round) == (before, 26)
     assert await crash.shown(then.commit(40, seed=1), 200.0) == before
+
+
+async def test_members_that_take_turns_are_followed_although_the_tip_may_lack_support(crash, tmp_path):
+    await crash.happens()
+    again = crash.older
+    for turn in range(7):
+        three = [crash.run.identities[(turn + place) % 7] for place in range(3)]
+        again = again.fork(tmp_path / f"turn{turn}", three).commit(1, seed=1)
+    again.identities = crash.run.identities
+    assert len(await crash.shown(again, 100.0)) >= 9
+
+
+async def test_the_links_before_a_checkpoint_are_read_from_no_stranger(crash, monkeypatch):
+    """Each would be weighed against a thousand links, on the event loop."""
+    await crash.happens()
+    again, carried = crash.older.commit(9, seed=1), []
+    monkeypatch.setattr(crash.post.scout, "carried", lambda chain: carried.append(chain) or chain)
+    before = list(crash.run.history.chain)
+    assert await crash.shown(again, 200.0, others=False) == before
+    assert carried == []

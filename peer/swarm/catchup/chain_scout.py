@@ -250,14 +250,20 @@ class ChainScout:
             return ForkVerdict.KEEP
         return choose(self._rule, self._checkpoints.binding(own), own[:shared], own[shared:], chain[shared:])
 
-    def resumed(self, chain: Sequence[Certificate], records: Mapping[str, PeerRecord]) -> bool:
-        """Whether most of those that made this node's chain have left its end, and are on this longer one now."""
+    def resumed(
+        self, chain: Sequence[Certificate], shown: Sequence[Certificate], records: Mapping[str, PeerRecord]
+    ) -> bool:
+        """Whether most of those that made this node's chain have left its end, and are on this longer one now.
+
+        Args:
+            chain: what `carried` leaves of the one that is `shown`, whose last links members may announce.
+        """
         own = self._history.chain
         shared = shared_links(own, chain)
         there = {
             peer_id
             for peer_id, record in records.items()
-            if len(own) < record.round <= len(chain) and id_of(chain, record.round - 1) == record.lineage_id
+            if len(own) < record.round <= len(shown) and id_of(shown, record.round - 1) == record.lineage_id
         }
         return self._rule.resumed(own[:shared], own[shared:], chain[shared:], there)
 

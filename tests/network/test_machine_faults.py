@@ -71,13 +71,12 @@ def test_a_full_disk_stops_nothing_and_checkpoints_come_back_with_the_space(
 
 
 SPOIL = """
-import os, sys, threading, time
+import os, sys
 
-def watch():
-    while not hasattr(sys.modules.get("peer.train.step"), "Trainer"):
-        time.sleep(0.05)
-    trainer = sys.modules["peer.train.step"].Trainer
-    step = trainer.step
+if "peer.cli" in sys.orig_argv:
+    from peer.train.step import Trainer
+
+    step = Trainer.step
 
     def spoilt(self, batch):
         if os.path.exists(os.environ["SPOILT_BY"]):
@@ -85,10 +84,7 @@ def watch():
             next(self.model.parameters()).data.fill_(float("nan"))
         return step(self, batch)
 
-    trainer.step = spoilt
-
-if "peer.cli" in sys.orig_argv:
-    threading.Thread(target=watch, daemon=True).start()
+    Trainer.step = spoilt
 """
 
 

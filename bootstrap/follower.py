@@ -86,7 +86,7 @@ class ChainFollower:
                 self._failures.pop(donor, None)  # another donor has shown as much, in this look
             elif (verdict := self._scout.judge(held := self._scout.carried(found))) is ForkVerdict.FOLLOW:
                 await self._follow(donor, held)
-            elif self._patience.over and self._scout.resumed(held, found, self._directory.peers):
+            elif self._lost(held) and self._scout.resumed(held, found, self._directory.peers):
                 words = "most of those who made the last rounds have lost them, and made others: round %d is the newest"
                 log.warning(words, len(held))
                 await self._follow(donor, held)
@@ -101,6 +101,18 @@ class ChainFollower:
         except OSError as error:
             log.warning("the chain of %s cannot be kept: %s", donor, error.strerror)
             self._avoid(donor)
+
+    def _lost(self, chain: Sequence[Certificate]) -> bool:
+        """Whether no peer seems to have the state of the newest checkpoint any more, and this node can sign one of
+        `chain` in its place: else the first donor of the old chain would lead back to it.
+        """
+        newest, rule = self._checkpoints.newest, self._scout.rules.rule
+        if not self._patience.over or self._node.peer_id not in self._checkpoints.keys:
+            return False
+        if newest is None:
+            return True
+        kept = self._archive is not None and newest.on(self._archive.chain)
+        return not kept and bool(newest.on(self._history.chain)) and rule.settled(chain, 0) > newest.round
 
     async def _follow(self, donor: str, chain: Sequence[Certificate]) -> None:
         await asyncio.to_thread(self._history.advance, chain)

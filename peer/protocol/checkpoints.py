@@ -67,7 +67,8 @@ def choose(
     rule: ForkRule, newest: Checkpoint | None, ancestor: Sequence[Certificate], own: Sequence[Certificate],
     other: Sequence[Certificate],
 ) -> ForkVerdict:  # fmt: skip
-    """`ForkRule.judge`, unless the newest checkpoint lies on one of the two chains and not on the other.
+    """`ForkRule.judge`, unless the newest checkpoint lies on one of the two chains and not on the other. One that is on
+    neither decides nothing between two groups that both resumed from before it.
 
     A newcomer starts at the newest checkpoint or beyond it.
     """
@@ -77,4 +78,5 @@ def choose(
     if theirs:
         return ForkVerdict.FOLLOW
     newcomer = not ancestor and not own
-    return ForkVerdict.KEEP if mine or theirs is False or newcomer else rule.judge(ancestor, own, other)
+    leaves = theirs is False and mine is not False
+    return ForkVerdict.KEEP if mine or leaves or newcomer else rule.judge(ancestor, own, other)

@@ -164,17 +164,17 @@ class ForkRule:
             ancestor, own, other: as of `judge`.
             there: who announces itself on the other branch, further than this one goes.
         """
-        if not 0 < len(own) < len(other) or len(own) > FINAL_LINKS:
-            return False
         signed = signers(other[len(own) :]) & there
+        if not signed or not 0 < len(own) <= FINAL_LINKS:
+            return False
         tally, recent = tally_of(ancestor), deque(ancestor[-RECENT_LINKS:], RECENT_LINKS)
-        for certificate in own if signed else ():
+        for certificate in own:
             tally.add([certificate])
             recent.append(certificate)
             weights = capped(self._contributed(tally, listed(recent)))
             if 2 * sum(weight for peer_id, weight in weights.items() if peer_id in signed) <= sum(weights.values()):
                 return False
-        return bool(signed)
+        return True
 
     def _extends(self, ancestor: Sequence[Certificate], other: Sequence[Certificate]) -> ForkVerdict:
         followed = not ancestor or self.followed(ancestor, signers(other))

@@ -95,14 +95,18 @@ async def test_founders_that_have_left_cannot_take_a_run_back(crash, tmp_path):
     assert await crash.shown(then.commit(40, seed=1), 200.0) == before
 
 
-async def test_members_that_take_turns_are_followed_although_the_tip_may_lack_support(crash, tmp_path):
-    await crash.happens()
-    again = crash.older
-    for turn in range(7):
+async def test_members_that_take_turns_are_followed_once_a_later_link_is_settled(crash, tmp_path):
+    """Three of seven make each link, so that the tip lacks support: until it can be signed, nothing is followed."""
+    before, again, followed = await crash.happens(), crash.older, dict[int, int]()
+    for turn in range(1, 15):
         three = [crash.run.identities[(turn + place) % 7] for place in range(3)]
         again = again.fork(tmp_path / f"turn{turn}", three).commit(1, seed=1)
-    again.identities = crash.run.identities
-    assert len(await crash.shown(again, 100.0)) >= 9
+        if turn % 7 == 0:
+            again.identities = crash.run.identities
+            followed[turn] = len(await crash.shown(again, 100.0))
+    assert followed[7] == len(before) == 7
+    assert followed[14] >= 15
+    assert crash.post.checkpoints.newest.on(again.history.chain)
 
 
 async def test_the_links_before_a_checkpoint_are_read_from_no_stranger(crash, monkeypatch):
@@ -113,3 +117,23 @@ async def test_the_links_before_a_checkpoint_are_read_from_no_stranger(crash, mo
     before = list(crash.run.history.chain)
     assert await crash.shown(again, 200.0, others=False) == before
     assert carried == []
+
+
+async def test_members_are_not_followed_while_an_archive_has_the_state(crash):
+    """Following them, the archive would give up the only copy."""
+    before = await crash.happens()
+    crash.post.follower._archive = crash.run.history
+    again = crash.older.commit(9, seed=1)
+    assert await crash.shown(again, 200.0) == before
+    crash.post.follower._archive = crash.older.fork(crash.folder / "behind", crash.run.identities).history
+    assert await crash.shown(again, 10.0) == again.history.chain
+
+
+async def test_a_node_that_cannot_sign_there_leaves_its_checkpoint_to_others(crash):
+    """The first donor of the old chain would lead it back."""
+    before, keys = await crash.happens(), crash.post.checkpoints.keys
+    again = crash.older.commit(9, seed=1)
+    crash.post.checkpoints.keys = frozenset({Identity.generate().peer_id})
+    assert await crash.shown(again, 200.0) == before
+    crash.post.checkpoints.keys = keys
+    assert await crash.shown(again, 10.0) == again.history.chain

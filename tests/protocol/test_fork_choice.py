@@ -269,6 +269,19 @@ def test_a_peer_that_is_not_on_the_checkpoint_follows_a_chain_that_is():
     assert chosen(checkpoint_on(two, 2), [], one) is ForkVerdict.KEEP
 
 
+def test_two_groups_that_both_left_the_checkpoint_do_not_stay_apart():
+    """All resumed from before it, half of them later: neither half has its state."""
+    past = extend([], 12, ["a", "b", "c", "d"])
+    checkpoint = checkpoint_on(extend(past, 3, ["a", "b", "c", "d"]), 15)
+    one, two = extend(past, 6, ["a", "b"]), extend(past, 9, ["c", "d"])
+    verdicts = {chosen(checkpoint, one, two), chosen(checkpoint, two, one)}
+    assert verdicts == {ForkVerdict.FOLLOW, ForkVerdict.KEEP}
+    assert chosen(checkpoint, past, one) is ForkVerdict.KEEP  # it may yet find a donor
+    most = extend(past, 6, ["b", "c", "d"])
+    assert chosen(checkpoint, one[:15], most) is ForkVerdict.FOLLOW
+    assert chosen(checkpoint, most, extend(past, 9, crowd(9))) is ForkVerdict.KEEP
+
+
 def test_a_checkpoint_is_read_from_the_keys_of_the_manifest_only():
     organiser, stranger = Identity.generate(), Identity.generate()
     checkpoint = Checkpoint(run_id=RUN, round=3, lineage_id="a" * 64, serial=7, signed_at=1.5)

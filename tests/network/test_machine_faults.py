@@ -71,12 +71,22 @@ def test_a_full_disk_stops_nothing_and_checkpoints_come_back_with_the_space(
 
 
 SPOIL = """
-import os, sys
+import importlib.util, os, sys
 
-if "peer.cli" in sys.orig_argv:
-    from peer.train.step import Trainer
 
-    step = Trainer.step
+class Spoiler:
+    def find_spec(self, name, path, target=None):
+        if name != "peer.train.step":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        load = spec.loader.exec_module
+        spec.loader.exec_module = lambda module: (load(module), spoil(module.Trainer))
+        return spec
+
+
+def spoil(trainer):
+    step = trainer.step
 
     def spoilt(self, batch):
         if os.path.exists(os.environ["SPOILT_BY"]):
@@ -84,7 +94,11 @@ if "peer.cli" in sys.orig_argv:
             next(self.model.parameters()).data.fill_(float("nan"))
         return step(self, batch)
 
-    Trainer.step = spoilt
+    trainer.step = spoilt
+
+
+if "peer.cli" in sys.orig_argv:
+    sys.meta_path.insert(0, Spoiler())
 """
 
 

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from benchmarks.figures import BenchReport, Figure, Say, benchmark_parser, check_count, documents, run_benchmark
-from benchmarks.wan import DELAY_MS, LOOK_S, Case, Machines, manifest_of, swarm
+from benchmarks.wan import DELAY_MS, LOOK_S, START_S, Case, Machines, manifest_of, swarm
 from peer.errors import UserError
 from peer.protocol.manifest import parse_manifest
 
 NAME, MBIT, WEAK_MBIT, WARM_ROUNDS, GOAL = "uneven", 25.0, 5.0, 2, 95.0
 STEPS, STEP_S = 40, 1.0  # so long that four peers leave half of two cores idle
+WARM_S = START_S + 4 * WARM_ROUNDS * STEPS * STEP_S  # the unlike one misses rounds before it keeps up
 ABOUT = "What a fourth peer, ten times slower or on 5 Mbit/s, costs three others with paba, and what of its work counts"
 NOTES = """\
 Real peers (`atoll join`) train the quickstart's model of 0.8M parameters with `paba` in fp32, each in a network
@@ -75,7 +76,7 @@ def measure(arguments: argparse.Namespace, say: Say) -> BenchReport:
     rows: list[UnevenRow] = []
     for what, case in CASES.items():
         with swarm(case) as machines:
-            machines.await_rounds(case.peers, WARM_ROUNDS)
+            machines.await_rounds(case.peers, WARM_ROUNDS, WARM_S)
             first = time.time()
             while time.time() < first + arguments.seconds:
                 time.sleep(LOOK_S)

@@ -210,12 +210,12 @@ class Machines:
         self._running[index].send_signal(signal.SIGKILL)
         self._running[index].wait()
 
-    def await_rounds(self, peers: int, count: int = WARM_ROUNDS) -> None:
+    def await_rounds(self, peers: int, count: int = WARM_ROUNDS, timeout_s: float = START_S) -> None:
         """Until each of the first `peers` has committed so many."""
-        deadline = time.monotonic() + START_S
+        deadline = time.monotonic() + timeout_s
         while min(len(self.rounds(index)) for index in range(peers)) < count:
             if any(peer.poll() is not None for peer in self._running) or time.monotonic() > deadline:
-                raise UserError(f"the peers made no {count} rounds within {START_S:g} s: {self._last_words()}")
+                raise UserError(f"the peers made no {count} rounds within {timeout_s:g} s: {self._last_words()}")
             time.sleep(LOOK_S)
 
     def row(self, case: Case, seconds: float) -> WanRow:

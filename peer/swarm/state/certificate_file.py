@@ -19,7 +19,7 @@ from peer.protocol.lineage import Certificate
 from peer.protocol.records import dump_json, parse_json
 
 log = logging.getLogger(__name__)
-NEWEST = 256  # certificates that are held in memory: most questions are about these
+NEWEST = 72  # certificates that are held in memory: those whose updates are kept, and a few
 ID_BYTES = 32
 MAX_LINE_BYTES = 1 << 20  # of a certificate: 64 members and their signatures need a fiftieth
 

@@ -11,23 +11,24 @@ import pytest
 from peer.protocol.chain import Chain, ChainTally, extended, shared_links, tally_of
 from peer.protocol.fork_choice import ForkRule
 from peer.protocol.lineage import Certificate, Link, Member
-from peer.swarm.state.certificate_file import NEWEST
+from peer.swarm.state.certificate_file import NEWEST, CertificateFile
 from peer.swarm.state.chain import ChainStore
 from tests.chain_files import read_chain
 
 RUN, GENESIS = "1" * 64, "0" * 64
 BYTES_A_ROUND = 150  # an id, a place, and what an array keeps in reserve; a certificate takes thousands
+READ = CertificateFile.read
 MEMBERS = [f"12D3KooW{name * 20}" for name in "ABCDEFGH"]
 
 
-def links(count, chain=(), shift=0):
+def links(count, chain=(), shift=0, digest="2"):
     """`count` links that follow a chain: three members each, others from round to round."""
     made, parent = [], chain[-1].link.id if chain else GENESIS
     for round in range(len(chain), len(chain) + count):
         who = dict.fromkeys(MEMBERS[(round // 5 + place + shift) % len(MEMBERS)] for place in range(3))
         roster = tuple(Member(peer_id=peer_id, tokens=10 + round % 7) for peer_id in who)
         link = Link(
-            run_id=RUN, round=round, parent=parent, roster=roster, update_digest="2" * 64, state_digest="3" * 64
+            run_id=RUN, round=round, parent=parent, roster=roster, update_digest=digest * 64, state_digest="3" * 64
         )
         made.append(Certificate(link=link, signatures=dict.fromkeys(who, "4" * 128)))
         parent = link.id
@@ -48,6 +49,18 @@ def grow(store, count):
 def certificates_in_memory():
     gc.collect()
     return sum(type(one) is Certificate for one in gc.get_objects())
+
+
+def test_a_round_reads_no_certificate_from_the_disk(store, monkeypatch):
+    grow(store, NEWEST + 2)
+    read = []
+    monkeypatch.setattr(CertificateFile, "read", lambda file, place: read.append(place) or READ(file, place))
+    for digest in "56789":
+        store.append(links(1, store.chain, digest=digest)[0])
+        store.keep_update(b"payload")
+        assert store.last_rosters(10)
+    assert min(len(store.chain) - place for place in read) == 1
+    assert max(len(store.chain) - place for place in read) < NEWEST
 
 
 def test_a_long_chain_is_on_disk_and_not_in_memory(store):

@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 MADE_OF := setup.cfg setup.py pyproject.toml constraints.txt peer/outer/numerics/kernels.c
 STAMP := $(VENV)/.atoll-$(shell cat $(MADE_OF) | cksum | cut -d' ' -f1)
 COMPILED := $(VENV)/.atoll-compiled
-WORKERS ?= 3
+WORKERS ?= 4
 REPORT ?=
 SEED ?= 17
 MINUTES ?= 60
@@ -52,7 +52,7 @@ types: $(STAMP)
 docs: env ## the documentation as a site, into build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
-test: lint env ## lint, then all tests but the long ones, WORKERS=3 at a time: a third of the time they wait
+test: lint env ## lint, then all tests but the long ones, WORKERS=4 at a time: half of the time they wait
 	$(BIN)/pytest tests -x -q -m "not long" -n $(WORKERS) --dist worksteal --ignore=tests/network/chaos --ignore=tests/page
 
 long: env ## the long tests: mixed faults, real trainers that stop and resume, a compiled model, the GPU's benchmark on a CPU

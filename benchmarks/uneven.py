@@ -25,8 +25,8 @@ in committed rounds of each of the three peers that are alike, in the mean; `las
 share of what it trained between these rounds. All processes share this machine's cores: see the load. A round has to
 be long beside a step of the slowest peer and beside the exchange: a weight is at most that of twice a round's steps,
 and what a peer trains beyond that in a round that takes longer is lost. Why 5 Mbit/s cost more than they should: a
-round may take four times what most of its members took, and after one that failed twice as long, until the next
-success. With a fifth of the others' line a peer needs about that, so that rounds fail and their steps have to wait."""
+round may take five seconds and four times what most of its members took, and a member that is later than that is left
+out for a while, since it might stall on purpose. With a fifth of the others' line a peer needs about that."""
 CASES = {
     "three alike": Case(recipe="paba", mbit=MBIT, loss=0.0, peers=3, steps=STEPS, step_s=STEP_S),
     "a fourth, ten times slower": Case(recipe="paba", mbit=MBIT, loss=0.0, slow=True, steps=STEPS, step_s=STEP_S),

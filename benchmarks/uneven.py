@@ -26,7 +26,7 @@ share of what it trained between these rounds. All processes share this machine'
 be long beside a step of the slowest peer and beside the exchange: a weight is at most that of twice a round's steps,
 and what a peer trains beyond that in a round that takes longer is lost. Why 5 Mbit/s cost more than they should: a
 round may take five seconds and four times what most of its members took, and a member that is later than that is left
-out for a while, since it might stall on purpose. With a fifth of the others' line a peer needs about that."""
+out for a while, since it might stall on purpose. With a fifth of the others' line a peer needs more."""
 CASES = {
     "three alike": Case(recipe="paba", mbit=MBIT, loss=0.0, peers=3, steps=STEPS, step_s=STEP_S),
     "a fourth, ten times slower": Case(recipe="paba", mbit=MBIT, loss=0.0, slow=True, steps=STEPS, step_s=STEP_S),

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 README = " ".join((ROOT / "README.md").read_text().split())
 # What the README says, with a group for each number, and where each is from: report, figure, factor.
 CLAIMS = [
-    (r"a \[search\]\S+ found ([\d.]+)%", ("search", "best candidate above the best data parallelism", 1)),
+    (r"\[([\d.]+)%\]\S+ on a larger task", ("search", "best candidate above the best data parallelism", 1)),
     (r"([\d,]+) kills in all phases", ("chaos", "G3 kills", 1)),
     (r"next round after ([\d.]+) s in the median", ("groups", "next round after a kill, median", 1)),
     (r"at ([\d]+) MB/s from one donor", ("state_transfer", "125M from 1: speed", 1)),

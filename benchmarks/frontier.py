@@ -8,7 +8,6 @@ from pathlib import Path
 
 from benchmarks.figures import BenchReport, Figure, Say, check_count, documents, run_benchmark
 from benchmarks.race import (
-    DATA_PARALLELISM,
     HEADER,
     PEERS,
     Race,
@@ -40,8 +39,8 @@ def measure(arguments: argparse.Namespace, say: Say) -> BenchReport:
     check_count("--tokens", arguments.tokens, 1)
     race = Race(load_task(TASK), arguments.resume, arguments.jobs, arguments.seed, arguments.tokens, say)
     screen, steps = arguments.tokens // SCREEN, race.steps(arguments.tokens)
-    baselines = race.best_inner(f"{DATA_PARALLELISM}:", screen)
-    reference = reference_of(race.run([f"{DATA_PARALLELISM}:{one}" for one in baselines], arguments.tokens))
+    baselines = race.run(race.baselines(screen), arguments.tokens)
+    reference = reference_of(baselines)
     inner = race.best_inner(label_of(CODECS[-1], 1000, race.numel, steps) + ",", screen)[0]
     able = {
         reduction: [codec for codec in CODECS
@@ -60,7 +59,7 @@ def measure(arguments: argparse.Namespace, say: Say) -> BenchReport:
     if arguments.plot is not None:
         ticks = {float(reduction): f"{reduction:,}x" for reduction in REDUCTIONS}
         along = "fewer bytes than fp32 data parallelism"
-        lines = {"the best, tuned": {row.reduction: gap(row, reference) for row in best.values()}, **untuned}
+        lines = {"the best, tuned": {float(at): gap(row, reference) for at, row in best.items()}, **untuned}
         draw_gaps(arguments.plot, "What fewer bytes cost, 4 peers", along, ticks, lines)
     return BenchReport(
         name=NAME, about=ABOUT, seed=arguments.seed, samples={}, options=("--tokens", str(arguments.tokens)),
@@ -68,14 +67,14 @@ def measure(arguments: argparse.Namespace, say: Say) -> BenchReport:
             Figure(name=f"{reduction:,} times fewer bytes: gap", value=gap(row, reference), unit="%")
             for reduction, row in best.items()
         ),
-        table=(HEADER, *ranking([reference, *rows])),
+        table=(HEADER, *ranking([*baselines, *rows])),
         notes=(
             f"{PEERS} simulated peers, {TASK}: {race.numel:,} parameters, {arguments.tokens:,} tokens. The figure of "
             f"a reduction is that of the best codec there; a round is as long as its codec needs. Inner settings as "
             f"found with two bits at a thousandth, {inner}; what is best at a reduction has half and twice that rate, "
             f"too, and the last anchor in place of the average of rounds.\n{race.kept.note()}"
         ).strip(),
-        more={"rows": documents([reference, *rows])},
+        more={"rows": documents([*baselines, *rows])},
     )  # fmt: skip
 
 

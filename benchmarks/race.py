@@ -28,6 +28,7 @@ from peer.system.resources import usable_cores
 
 PEERS = 4
 DATA_PARALLELISM = "ddp"
+AVERAGED_BASELINE = "average=0.99"  # each step is a round of data parallelism
 OPTIMIZERS = ("adamw", "muon")
 RATES = (0.004, 0.008, 0.016)
 BEHIND = 3.0
@@ -190,6 +191,13 @@ class Race:
         ranked = sorted(found.values())
         return [settings for rank, settings in ranked if rank <= (1.0 + BEHIND / 100.0) * ranked[0][0]]
 
+    def baselines(self, tokens: int) -> list[str]:
+        """Data parallelism with the best rate of each inner optimizer (see `best_inner`), each without and with the
+        average of its steps.
+        """
+        found = self.best_inner(f"{DATA_PARALLELISM}:", tokens)
+        return [f"{DATA_PARALLELISM}:{average}{each}" for average in ("", f"{AVERAGED_BASELINE},") for each in found]
+
     def _known(self, job: Job, tokens: int) -> RaceRow | None:
         scored = len(self._windows(tokens)[1].tokens) - 1
         return self.kept.find(digest=job.digest, numel=self.numel, peers=PEERS, tokens=tokens, scored=scored)
@@ -238,7 +246,7 @@ def ranking(rows: Sequence[RaceRow]) -> Iterator[tuple[str, ...]]:
 
 
 def draw_gaps(path: Path, title: str, along: str, ticks: Mapping[float, str], lines: Mapping[str, Gaps]) -> None:
-    """Write a PNG: percent of loss above data parallelism, a line for each name.
+    """Write a PNG: percent of loss above data parallelism, a line for each name; of three, the first has numbers.
 
     Args:
         along: what the horizontal axis is of, logarithmic.
@@ -249,8 +257,8 @@ def draw_gaps(path: Path, title: str, along: str, ticks: Mapping[float, str], li
     axes = picture.subplots()
     for (name, gaps), colour in zip(lines.items(), COLOURS, strict=False):
         axes.plot(list(gaps), list(gaps.values()), "o-", color=colour, linewidth=1.2, markersize=4, label=name)
-        for place, percent in gaps.items():
-            axes.annotate(f"{percent:+.1f}%", (place, percent), (0, 6), textcoords="offset points", ha="center",
+        for place, percent in gaps.items() if len(lines) < 3 or name == next(iter(lines)) else ():
+            axes.annotate(f"{percent:+.1f}%", (place, percent), (0, -12), textcoords="offset points", ha="center",
                           fontsize=8, color=colour)  # fmt: skip
     axes.set_xscale("log")
     if ticks:

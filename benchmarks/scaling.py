@@ -45,10 +45,10 @@ def measure(arguments: argparse.Namespace, say: Say) -> BenchReport:
         manifest = with_size(load_task(TASK), *SIZES[size])
         tokens = arguments.tokens_each * meta_layout(manifest).numel
         race = Race(manifest, arguments.resume, arguments.jobs, arguments.seed, tokens, say)
-        starts = (f"{DATA_PARALLELISM}:", arguments.recipe + ("," if ":" in arguments.recipe else ":"))
+        start = arguments.recipe + ("," if ":" in arguments.recipe else ":")
         screen = max(tokens // SCREEN, min(tokens, LEAST_SCREEN))
-        labels = [start + settings for start in starts for settings in race.best_inner(start, screen)]
-        rows += race.run(labels, tokens)
+        labels = [start + settings for settings in race.best_inner(start, screen)]
+        rows += race.run([*race.baselines(screen), *labels], tokens)
         notes += filter(None, [race.kept.note()])
     gaps = by_size(rows)
     if arguments.plot is not None:

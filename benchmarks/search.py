@@ -46,7 +46,6 @@ KNOBS: dict[str, tuple[str, ...]] = {
     ),
 }
 AVERAGE = "average=0.75"  # the result alone depends on it, not the training: nothing for a screen of few rounds
-AVERAGED_BASELINE = "average=0.99"  # each step is a round of data parallelism
 
 DISTINCT = "part"  # the last knob: what is trained in full differs in it
 Point = dict[str, str]
@@ -86,11 +85,10 @@ def measure(arguments: argparse.Namespace, say: Say) -> BenchReport:
     """Screen on a part of the tokens, train what the screen found best in full."""
     race = Race(load_task(TASK), arguments.resume, arguments.jobs, arguments.seed, TOKENS, say)
     screen = TOKENS // SCREEN
-    baselines = [f"{DATA_PARALLELISM}:{settings}" for settings in race.best_inner(f"{DATA_PARALLELISM}:", screen)]
+    baselines = race.baselines(screen)
     candidates = descend(race, screen)
     screened = list(race.rows)
-    averaged = f"{DATA_PARALLELISM}:{AVERAGED_BASELINE},{baselines[0].partition(':')[2]}"
-    rows = race.run([*baselines, averaged, *candidates[:FINALISTS]], TOKENS)
+    rows = race.run([*baselines, *candidates[:FINALISTS]], TOKENS)
     able = [row for row in rows
             if row.recipe != DATA_PARALLELISM and row.reduction >= REDUCTION and row.loss is not None]  # fmt: skip
     if not able:

@@ -56,9 +56,7 @@ class Seat:
         # random audits are left out: a test says what is audited, and when
         self.guard = Guard(node, judge, folder / str(index), self, self.rosters, rng=Never()) if folder else None
         strategies = strategies_of(recipe, fragments, node.identity, lambda: self.chain)
-        self.exchange = Exchange(
-            node, self.rosters, 20.0, strategies, self.called, self.guard, trainer_waits=recipe.trainer_waits
-        )
+        self.exchange = Exchange(node, self.rosters, 20.0, strategies, self.called, self.guard)
         self.weight = 0
         self.streams = 0
         opening = node.open

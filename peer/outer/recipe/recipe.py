@@ -198,11 +198,6 @@ class Recipe:
         return Carry() if self.merge == Mix(alpha=0.0) or self.merge.second_iterate else self.merge
 
     @property
-    def trainer_waits(self) -> bool:
-        """Whether a trainer waits for its round: for what the next gradient is taken of, or for the others' votes."""
-        return self.payload == "gradient" or self.votes is not None
-
-    @property
     def votes(self) -> GradientChange | None:
         """What calls for rounds, where peers do; else rounds begin by themselves."""
         return self.schedule if isinstance(self.schedule, GradientChange) else None

@@ -59,10 +59,7 @@ class LineageRounds(RoundLoop[StateStore]):
         self._matchmaker = Matchmaker(node, directory, rosters, self, recipe.straggler, tokens_between)
         strategies = strategies_of(recipe, store.state.fragments, node.identity, lambda: store.history.chain)
         timeout_s = manifest.rounds.timeout_s
-        self._exchange = Exchange(
-            node, rosters, timeout_s, strategies, self._matchmaker.gathering, self._guard,
-            trainer_waits=recipe.trainer_waits,
-        )  # fmt: skip
+        self._exchange = Exchange(node, rosters, timeout_s, strategies, self._matchmaker.gathering, self._guard)
         self.checkpoints = NewestCheckpoint.of(store.history.folder, manifest, context.organiser)
         self._checkpoint_exchange = CheckpointExchange(node, manifest.run_id, self.checkpoints)
         rules = ChainRules.of(

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from statistics import fmean, median, median_low
+from statistics import median, median_low
 
 FIRST_RATE = 1e6
 REMEMBERED = 9  # rounds
 ENOUGH = 3  # of them are known
 MULTIPLE = 4.0
 LATE_MULTIPLE, LATE_SHARE = 2.0, 0.15
-PAUSE_SHARE = 0.5
-"""Of the pause before an exchange, that it may take where trainers continue meanwhile: two that fail fit in."""
 
 
 class DeadlineEstimator:
@@ -21,41 +19,24 @@ class DeadlineEstimator:
     Args:
         floor_s: for a round of no bytes.
         soft_s: for a round of no bytes once it is known what rounds take; None for `floor_s`.
-        trainer_waits: until the round is over, so that each second of an exchange costs a second of training.
     """
 
-    def __init__(
-        self, cap_s: float, floor_s: float, soft_s: float | None = None, *, trainer_waits: bool = True
-    ) -> None:
+    def __init__(self, cap_s: float, floor_s: float, soft_s: float | None = None) -> None:
         self._cap_s, self._floor_s = cap_s, floor_s
         self._soft_s = floor_s if soft_s is None else min(floor_s, soft_s)
         self._took: deque[float] = deque(maxlen=REMEMBERED)  # seconds a byte
-        self._pauses: deque[float] = deque(maxlen=REMEMBERED)
-        self._patience, self._trainer_waits = 1.0, trainer_waits
+        self._patience = 1.0
 
     def seconds(self, wire_bytes: int) -> float:
-        """Time for exchange and commit: four times what such bytes took lately, both ways, or what costs nothing."""
+        """Time for exchange and commit: four times what such bytes took lately, both ways."""
         took_s = wire_bytes * (median(self._took) if self._took else 2.0 / FIRST_RATE)
         floor_s = self._soft_s if len(self._took) >= ENOUGH else self._floor_s
-        return min(self._cap_s, max(self.free_s, self._patience * (floor_s + MULTIPLE * took_s)))
-
-    @property
-    def free_s(self) -> float:
-        """What an exchange may take without making a trainer wait."""
-        return PAUSE_SHARE * fmean(self._pauses) if self._pauses and not self._trainer_waits else 0.0
+        return min(self._cap_s, self._patience * (floor_s + MULTIPLE * took_s))
 
     def learn(self, wire_bytes: int, seconds: float) -> None:
         """A round has succeeded, and its exchange took most members so long."""
         self._took.append(max(seconds, 1e-3) / max(wire_bytes, 1))
         self._patience = max(1.0, self._patience / 2.0)
-
-    def paused(self, seconds: float) -> None:
-        """So long after a round had ended this peer's next contribution was ready.
-
-        Exchanges that fail make the pause that follows shorter, and with the mean the next deadlines as well: however
-        many fail, they do not cost more than the pauses. The median would follow too late.
-        """
-        self._pauses.append(min(seconds, self._cap_s / PAUSE_SHARE))
 
     def allow_longer(self, wire_bytes: int) -> None:
         """The deadline was too short for most: double it, or slow members would end each round."""
@@ -94,17 +75,16 @@ class Lateness:
         self._once: dict[str, float] = {}
         self.late: frozenset[str] = frozenset()
 
-    def note(self, now: float, began: float, sent: Mapping[str, float], free_s: float = 0.0) -> dict[str, float]:
+    def note(self, now: float, began: float, sent: Mapping[str, float]) -> dict[str, float]:
         """A round has all contributions. -> seconds that members cost which were late in the last one, too.
 
         Args:
             now, began: of this exchange.
             sent: when each other member's contribution was there.
-            free_s: that the exchange may take without making a trainer wait.
         """
         usual_s = median_low([began, *sent.values()]) - began
         interval_s = now - self._ended if self._ended is not None else now - began
-        allowed_s = max(self._least_s, free_s - usual_s, LATE_MULTIPLE * usual_s, LATE_SHARE * interval_s)
+        allowed_s = max(self._least_s, LATE_MULTIPLE * usual_s, LATE_SHARE * interval_s)
         late = {peer_id: at - began - usual_s for peer_id, at in sent.items() if at - began - usual_s > allowed_s}
         twice = {peer_id: late_s + self._once[peer_id] for peer_id, late_s in late.items() if peer_id in self._once}
         self._ended, self._once = now, {peer_id: late_s for peer_id, late_s in late.items() if peer_id not in twice}

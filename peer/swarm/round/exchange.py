@@ -52,7 +52,6 @@ class Exchange:
         strategies: (rounds before) -> the arithmetic of the round that follows.
         on_join: called when another member of the persistent group is ready for the next round.
         observer: sees what was signed, audits it, and receives violations of the protocol; None: none.
-        trainer_waits: until its round is over.
     """
 
     def __init__(
@@ -63,16 +62,11 @@ class Exchange:
         strategies: Callable[[int], ExchangeStrategy],
         on_join: Callable[[], None] = lambda: None,
         observer: RoundObserver | None = None,
-        *,
-        trainer_waits: bool = True,
     ) -> None:
         self._node, self._strategies, self._clock = node, strategies, node.clock
         self._strategy = strategies(0)
         timing = node.timing
-        self._budget = DeadlineEstimator(
-            timeout_s, timing.min_exchange_s, timing.soft_exchange_s, trainer_waits=trainer_waits
-        )
-        self._ended: float | None = None  # when the last round did; None as well once this peer was ready for the next
+        self._budget = DeadlineEstimator(timeout_s, timing.min_exchange_s, timing.soft_exchange_s)
         self._lateness, self._pool = Lateness(timing.late_s), BufferPool()
         self._rosters, self._on_join, self._observer = rosters, on_join, observer or Unobserved()
         self.group_streams = GroupStreams(node, rosters.run_id, lambda: self._group)
@@ -108,10 +102,7 @@ class Exchange:
         buffers = self._buffers = persistent.buffers
         self._strategy = self._strategies(state.round)
         self._pool.wake(buffers.wire_bytes)
-        buffers.opened = min(buffers.opened, now := self._clock())
-        if self._ended is not None:
-            self._budget.paused(now - self._ended)
-            self._ended = None
+        buffers.opened = min(buffers.opened, self._clock())
         join, sealed = self._rosters.join(position, due.tokens, persistent.identifier, due.ranges)
         self._send(buffers, persistent, due, state, (Kind.JOIN, sealed))
         waiting = {peer_id: inbox.join for peer_id, inbox in buffers.inboxes.items()}
@@ -164,8 +155,7 @@ class Exchange:
         try:
             await bounded([producing, *signed], buffers, self._clock, self._budget)
             self._budget.learn(buffers.wire_bytes, usual_duration(buffers.began, sent_at, signed_at))
-            late = self._lateness.note(self._clock(), buffers.began, sent_at, self._budget.free_s)
-            for peer_id, late_s in late.items():
+            for peer_id, late_s in self._lateness.note(self._clock(), buffers.began, sent_at).items():
                 self._observer.cost(peer_id, late_s)
             own = producing.result()
             others = {peer_id: inbox.reduced.result() for peer_id, inbox in buffers.inboxes.items()}
@@ -234,7 +224,6 @@ class Exchange:
         self._buffers = None
         self._pool.rest(self._node.timing.buffer_kept_s)
         if abort is None and position is not None and persistent.broken is None:
-            self._ended = self._clock()
             self._advance(persistent, buffers, position)
             return
         await self.dissolve(abort or RoundAborted("commit", "the round is over"), tell=abort is not None)
@@ -298,7 +287,6 @@ class Exchange:
     async def _gather(self, group: Group, due: Due, state: OuterState) -> RoundBuffers:
         """Open the streams of a group that has just been matched."""
         await self.dissolve(RoundAborted("match", "another group has formed"))
-        self._ended = None  # what this peer did meanwhile was looking for others, too
         self._strategy = self._strategies(state.round)
         order = tuple(member.peer_id for member in group.members)
         wire = self._strategy.wire.among(shares_of(group.members))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from peer.swarm.round.deadline import ENOUGH, MULTIPLE, REMEMBERED, DeadlineEstimator, Lateness, usual_duration
 from peer.swarm.runtime.timing import STANDARD
 
@@ -51,48 +49,6 @@ def test_a_deadline_that_was_too_short_for_most_doubles_and_shrinks_again():
     assert budget.seconds(BYTES) == seconds
 
 
-def test_an_exchange_may_take_half_of_the_pause_where_trainers_continue():
-    """A member on a line of a fifth of the others' beside 40 s of training: 12 s in place of 1.5 s."""
-    budget, waits = DeadlineEstimator(100.0, 10.0, SOFT_S, trainer_waits=False), estimator()
-    for each in (budget, waits):
-        for pause_s in [28.0] * (REMEMBERED - 1) + [25.0, 31.0]:
-            each.paused(pause_s)
-        for _ in range(ENOUGH):
-            each.learn(BYTES, 1.5)
-    assert budget.seconds(BYTES) == budget.free_s == 14.0
-    assert waits.free_s == 0.0
-    assert waits.seconds(BYTES) == SOFT_S + MULTIPLE * 1.5
-    arrivals = {"a": 1.0, "b": 1.2, "x": 11.0}
-    assert rounds(Lateness(LATE_S), 4, arrivals, interval_s=40.0, free_s=budget.free_s) == [{}] * 4
-    assert [sorted(each) for each in rounds(Lateness(LATE_S), 2, arrivals, interval_s=40.0)] == [[], ["x"]]
-    budget.paused(3600.0)  # a laptop that slept is soon forgotten
-    assert budget.free_s < 25.0
-    for _ in range(REMEMBERED):
-        budget.paused(10_000.0)
-    assert budget.seconds(BYTES) == 100.0
-    for _ in range(REMEMBERED):
-        budget.paused(2.0)
-    assert budget.seconds(BYTES) == SOFT_S + MULTIPLE * 1.5  # half of a short pause is less
-
-
-@pytest.mark.parametrize("stalls", [1, 2, 5, 10, 20])
-@pytest.mark.parametrize("steps_s", [1.0, 40.0, 100.0, 1000.0])
-def test_however_many_members_stall_it_costs_no_more_than_without_free_time(steps_s, stalls):
-    """The trainer's contributions are `steps_s` apart, and so many exchanges fail in each round."""
-
-    def ends(trainer_waits, count=2000):
-        budget = DeadlineEstimator(10_000.0, 10.0, SOFT_S, trainer_waits=trainer_waits)
-        ended = ready = 0.0
-        for number in range(count):
-            ready = max(ready + steps_s, ended)
-            budget.paused(ready - ended)
-            ended = ready + stalls * budget.seconds(BYTES) * (number > REMEMBERED) + 1.0
-            budget.learn(BYTES, 1.0)
-        return ended
-
-    assert ends(trainer_waits=False) <= 1.04 * ends(trainer_waits=True)
-
-
 def test_one_member_that_is_always_late_does_not_make_the_deadline_longer():
     budget, deadlines = estimator(), []
     for _ in range(50):
@@ -107,13 +63,13 @@ def test_one_member_that_is_always_late_does_not_make_the_deadline_longer():
     assert usual_duration(100.0, sent, {"a": 100.6, "b": 100.6, "x": 199.0, "me": 100.5}) < 0.7
 
 
-def rounds(lateness, count, arrivals, interval_s=6.0, free_s=0.0):
+def rounds(lateness, count, arrivals, interval_s=6.0):
     """What members cost, by round."""
     costs = []
     for number in range(count):
         began = 1000.0 + number * interval_s
         sent = {peer_id: began + seconds for peer_id, seconds in arrivals.items()}
-        costs.append(lateness.note(max(sent.values()), began, sent, free_s))
+        costs.append(lateness.note(max(sent.values()), began, sent))
     return costs
 
 

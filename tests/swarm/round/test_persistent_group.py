@@ -77,19 +77,6 @@ async def test_feedback_on_both_legs_is_carried_from_round_to_round(network):
     assert len({seat.state.digest() for seat in circle.seats}) == 1
 
 
-@pytest.mark.parametrize(("name", "free_s"), [("opendiloco", 15.0), ("ddp", 0.0)])
-async def test_an_exchange_may_take_half_of_what_trainers_went_on_for(network, name, free_s):
-    """30 s between two rounds; the trainers of a recipe of gradients wait for theirs."""
-    circle = await Circle(network, 3, recipe=swarm_recipe(RecipeSpec(name=name)), codec="fp32").start()
-    exchange, passed = circle.seats[0].exchange, 0.0
-    clock = exchange._clock
-    exchange._clock = lambda: clock() + passed
-    for _ in range(4):
-        await circle.round()
-        passed += 30.0
-    assert exchange._budget.free_s == pytest.approx(free_s, abs=1.0)
-
-
 async def test_a_member_that_leaves_ends_the_group_for_all_at_once(network):
     circle = await Circle(network, 3).start()
     await circle.round()

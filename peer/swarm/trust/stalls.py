@@ -12,7 +12,9 @@ their own.
 
 The first failure has no consequence: it may be a bad line, or a machine that slept. After it a peer has a debt of
 `FACTOR` times the seconds that it cost, which passes with time; a peer that fails again before is refused for what is
-left of it, and longer each time, doubled, until it was in a committed round.
+left of it, and longer each time, doubled, until it was in a committed round. A pair has such a debt as well, as many
+times that long as one of the two has debts from different failures: so a member that stalls its victims in turn costs
+no larger share of the time than one that stalls all.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ EXCUSES = {"reduced": ("contribution",), "vote": ("contribution", "reduced")}  #
 Pair = frozenset[str]
 
 
-@dataclass
+@dataclass(eq=False)
 class _Failure:
     """One round that failed; `settled` once all that comes has come."""
 
@@ -80,10 +82,11 @@ class _Failure:
 
 @dataclass
 class _Debt:
-    """Of a peer, or of a pair: when it will have passed, and the failures since a committed round."""
+    """Of a peer, or of a pair: when it has passed, the failures since a committed round, and the last of them."""
 
     until: float = 0.0
     failures: int = 0
+    cause: object = None
 
 
 class Standing(Protocol):
@@ -166,7 +169,7 @@ class StallBook:
         Args:
             again: it is not the first time.
         """
-        if (refused_s := self._charge(frozenset({peer_id}), seconds, again)) > 0.0:
+        if (refused_s := self._charge(frozenset({peer_id}), seconds, object(), again)) > 0.0:
             self._refuse(peer_id, refused_s)
 
     # -- failures ----------------------------------------------------------------------------------------------------
@@ -202,10 +205,11 @@ class StallBook:
         pairs = self._open(failure)
         opponents = {peer_id for pair in pairs if self._own_id in pair for peer_id in pair - {self._own_id}}
         cut = bool(pairs) and not frozenset.intersection(*self._pairs(failure))
+        owing = self._owing()
         for pair in pairs:
+            self._part(pair, failure, opponents, owing)
             if not cut and len(self._disputes) < MAX_REMEMBERED:
-                self._disputes.add(pair)
-            self._part(pair, failure.wasted_s, opponents)
+                self._disputes.add(pair, max(self._timing.dispute_s, self._debts[pair].until - self._clock()))
 
     def _judge(self, failure: _Failure) -> None:
         if len(failure.members) < FEWEST:
@@ -247,7 +251,7 @@ class StallBook:
         log.warning("%s stalled a round: %.1f s were lost, as most members saw", peer_id, failure.wasted_s)
         if peer_id not in self._refused:
             failure.convicted.add(peer_id)
-        if (refused_s := self._charge(frozenset({peer_id}), failure.wasted_s, again)) > 0.0:
+        if (refused_s := self._charge(frozenset({peer_id}), failure.wasted_s, failure, again)) > 0.0:
             self._refuse(peer_id, refused_s)
             self._shunned.add(peer_id, refused_s / 2)  # others have lost less, and refuse it for less
 
@@ -261,20 +265,23 @@ class StallBook:
             self._debts.pop(frozenset({peer_id}), None)
             self._news.discard(peer_id)
 
-    def _part(self, pair: Pair, wasted_s: float, opponents: Collection[str]) -> None:
+    def _part(self, pair: Pair, failure: _Failure, opponents: Collection[str], owing: _ByMember) -> None:
         """Two members say of each other that a round failed there; `opponents`: with whom it failed for this peer, too,
-        which refuses them, and none that had to do with them.
+        which refuses them, and none that had to do with them. `owing`: see `_owing`.
         """
-        log.warning("a round failed between %s: %.1f s were lost", " and ".join(sorted(pair)), wasted_s)
+        log.warning("a round failed between %s: %.1f s were lost", " and ".join(sorted(pair)), failure.wasted_s)
         one, other = sorted(pair, key=self._standing.rounds_of)
         losers = {one, other} if self._standing.rounds_of(one) == self._standing.rounds_of(other) else {one}
         if self._own_id in pair or not pair.isdisjoint(opponents):
             losers = set(pair & {*opponents, self._own_id})
-        refused_s = self._charge(pair, wasted_s, any(map(self._standing.newcomer, losers)))
+        again = any(map(self._standing.newcomer, losers))
+        refused_s = self._charge(pair, failure.wasted_s, failure, again, owing)
         for peer_id in losers - {self._own_id} if refused_s > 0.0 else ():
             self._refuse(peer_id, refused_s)
 
-    def _charge(self, peers: Pair, wasted_s: float, again: bool) -> float:
+    def _charge(
+        self, peers: Pair, wasted_s: float, cause: object, again: bool, owing: _ByMember | None = None
+    ) -> float:
         """Add to a debt. -> seconds of refusal. A peer in probation has no first time: identities are free."""
         now, debt = self._clock(), self._debts.setdefault(peers, _Debt())
         if any(map(self._standing.newcomer, peers)):
@@ -282,10 +289,22 @@ class StallBook:
             pause_s = share * max(self._timing.fresh_pause_s, FACTOR * wasted_s)
             self._fresh_wait = max(self._fresh_wait, now + pause_s)
             again = again or len(peers) == 1
-        owed, cost = max(0.0, debt.until - now), FACTOR * wasted_s * 2.0 ** min(debt.failures, MAX_DOUBLINGS)
+        owed, times = max(0.0, debt.until - now), self._times(peers, cause, owing or self._owing())
+        cost = FACTOR * wasted_s * times * 2.0 ** min(debt.failures, MAX_DOUBLINGS)
         refused_s = owed + cost if again or debt.failures else owed
         debt.until, debt.failures = now + min(owed + cost, self._timing.longest_refusal_s), debt.failures + 1
+        debt.cause = cause
         return min(refused_s, self._timing.longest_refusal_s)
+
+    def _owing(self) -> _ByMember:
+        """Those that have a debt now."""
+        now = self._clock()
+        return _ByMember(peers for peers, debt in self._debts.items() if debt.until > now)
+
+    def _times(self, peers: Pair, cause: object, owing: _ByMember) -> int:
+        """From how many failures one of these peers has debts: from this one, and from others with other peers."""
+        found = ({self._debts[each].cause for each in owing.of(peer_id) - {peers}} for peer_id in peers)
+        return max(len(causes | {cause}) for causes in found)
 
     def _refuse(self, peer_id: str, seconds: float) -> None:
         log.warning("%s gets no seat from this peer for %.0f s", peer_id, seconds)

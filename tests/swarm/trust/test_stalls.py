@@ -97,6 +97,36 @@ def test_who_picks_its_victims_in_turn_costs_little_with_an_accomplice_that_make
     assert failures * LOST_S < 0.08 * 3600.0
 
 
+@pytest.mark.parametrize(("others", "most"), [(3, 0.17), (7, 0.17), (15, 0.17), (31, 0.21)])
+@pytest.mark.parametrize("training_s", [1.0, 30.0])
+def test_who_stalls_each_victim_as_soon_as_nobody_refuses_it_for_that_costs_a_seventh_of_the_time(
+    others, most, training_s
+):
+    """It stays below `most` disputes, and takes a victim again when the debt of the two has passed. Beyond a seventh is
+    the beginning, where each victim is a first time.
+    """
+    honest = [f"m{number}" for number in range(others)]
+    books = Books(*honest[:3], members=(*honest, LIAR), x=25)
+    book, clock, lost_s = books.books["m0"], books.clock, 0.0
+    began, stalled_at = clock.now, dict.fromkeys(honest, 0.0)
+    while clock.now < began + 3600.0:
+        disputes = {pair for pair in book._disputes if LIAR in pair}
+        debts = {victim: book._debts.get(frozenset({victim, LIAR})) for victim in honest}
+        able = [victim for victim, debt in debts.items()
+                if (debt is None or debt.until < clock.now + LOST_S)
+                and 3 * len({*disputes, frozenset({victim, LIAR})}) <= 2 * others]  # fmt: skip
+        if able and not books.refused("m0"):
+            victim = min(able, key=lambda each: stalled_at[each])
+            stalled_at[victim] = clock.now
+            words = dict.fromkeys((*honest, LIAR), f"reduced {victim}") | {victim: f"contribution {LIAR}"}
+            books.fail(**words)
+            lost_s += LOST_S
+        else:
+            clock.now += training_s
+            books.commit(tuple(each for each in (*honest, LIAR) if each not in books.refused("m0")))
+    assert 0.01 < lost_s / (clock.now - began) < most
+
+
 @pytest.mark.parametrize("near", [4, 5, 6])
 @pytest.mark.parametrize("seed", range(5))
 def test_a_network_that_is_cut_again_and_again_makes_no_member_refuse_one_of_its_side(near, seed):

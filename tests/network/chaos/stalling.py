@@ -9,13 +9,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 LATE_S = 4.0  # of a deadline of 5 s and a little
 DRIP_S = 0.5  # between two bytes
-HOW = ("contribution", "reduced", "victim", "late", "quit", "drip")
+FAILED_S = 8.0  # until another round has begun
+TURN_S, TURNS = 45.0, 2  # until the debt of a pair has passed; victims, so few that the disputes are not with most
+HOW = ("contribution", "reduced", "victim", "turns", "late", "quit", "drip")
 
 
 def stall(folder: Path, how: str, victim: str = "") -> None:
@@ -36,6 +39,18 @@ def stalled(send: Callable[..., Awaitable[None]], path: Path) -> Callable[..., A
     """`FrameStream.send` of an agent that stalls."""
     from peer.protocol.wire import Kind, pack_header
 
+    stalled_at: dict[str, float] = {}
+
+    def its_turn(remote: str) -> bool:
+        """One victim a round, each again as soon as the debt of the two has passed."""
+        now = time.monotonic()
+        if now < max(stalled_at.values(), default=-FAILED_S) + FAILED_S or len({*stalled_at, remote}) > TURNS:
+            return False
+        if now < stalled_at.get(remote, -TURN_S) + TURN_S:
+            return False
+        stalled_at[remote] = now
+        return True
+
     async def drip(stream: Any, kind: Kind, body: bytes) -> None:
         stream._pipe.write(pack_header(kind, len(body)))
         for place in range(len(body)):
@@ -47,6 +62,8 @@ def stalled(send: Callable[..., Awaitable[None]], path: Path) -> Callable[..., A
         if how == ("reduced" if kind is Kind.SEAL_REDUCED else "contribution"):
             await asyncio.Event().wait()
         if kind is Kind.CONTRIBUTION and how == "victim" and stream.remote.endswith(victim):
+            await asyncio.Event().wait()
+        if kind is Kind.CONTRIBUTION and how == "turns" and its_turn(stream.remote):
             await asyncio.Event().wait()
         if kind is Kind.CONTRIBUTION and how == "late":
             await asyncio.sleep(LATE_S)

@@ -12,13 +12,13 @@ their own.
 
 The first failure has no consequence: it may be a bad line, or a machine that slept. After it a peer has a debt of
 `FACTOR` times the seconds that it cost, which passes with time; a peer that fails again before is refused for what is
-left of it, and longer each time, doubled, until it was in a committed round. A pair has such a debt as well, as many
-times that long as one of the two has debts from different failures: so a member that stalls its victims in turn costs
-no larger share of the time than one that stalls all.
+left of it, and longer each time, doubled, until it was in a committed round. A pair has such a debt as well. So that a
+member cannot stall its victims in turn, what else one of the two has cost counts twice in it.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Collection, Iterable, Set
 from dataclasses import dataclass, field
@@ -31,6 +31,7 @@ from peer.system.clock import Clock
 
 log = logging.getLogger(__name__)
 FACTOR = 7.0  # so that a peer may cost a seventh of the time
+ELSEWHERE = 2.0  # times as much counts what a member of a pair has cost with others
 FEWEST = 3  # of two members, each could be the one that lies
 GROUPS_KEPT = 16
 MAX_REMEMBERED = 8192  # a member may quarrel with 63 others at once
@@ -40,10 +41,11 @@ EXCUSES = {"reduced": ("contribution",), "vote": ("contribution", "reduced")}  #
 Pair = frozenset[str]
 
 
-@dataclass(eq=False)
+@dataclass
 class _Failure:
     """One round that failed; `settled` once all that comes has come."""
 
+    number: int
     members: frozenset[str]
     wasted_s: float = 0.0
     lacks: dict[str, Lack | None] = field(default_factory=dict)
@@ -82,11 +84,17 @@ class _Failure:
 
 @dataclass
 class _Debt:
-    """Of a peer, or of a pair: when it has passed, the failures since a committed round, and the last of them."""
+    """Of a peer, or of a pair: when it will have passed, the failures since a committed round, and what the last cost.
+
+    Attributes:
+        cause: the number of the last failure.
+        wasted_s: by it; 0 where a network that is cut explains it as well.
+    """
 
     until: float = 0.0
     failures: int = 0
-    cause: object = None
+    cause: int = -1
+    wasted_s: float = 0.0
 
 
 class Standing(Protocol):
@@ -122,6 +130,7 @@ class StallBook:
         self._news: set[str] = set()
         self._fresh_wait = 0.0
         self._missed = 0
+        self._numbers = itertools.count()
 
     # -- who is refused ----------------------------------------------------------------------------------------------
 
@@ -169,7 +178,7 @@ class StallBook:
         Args:
             again: it is not the first time.
         """
-        if (refused_s := self._charge(frozenset({peer_id}), seconds, object(), again)) > 0.0:
+        if (refused_s := self._charge(frozenset({peer_id}), next(self._numbers), seconds, again)) > 0.0:
             self._refuse(peer_id, refused_s)
 
     # -- failures ----------------------------------------------------------------------------------------------------
@@ -183,7 +192,7 @@ class StallBook:
             wasted_s: that this peer has lost by it.
         """
         first = group not in self._failures
-        failure = self._failures.setdefault(group, _Failure(frozenset(members)))
+        failure = self._failures.setdefault(group, _Failure(next(self._numbers), frozenset(members)))
         if failure.settled or failure.lacks.get(member) is not None or member not in failure.members:
             return first
         failure.wasted_s = max(failure.wasted_s, wasted_s, self._timing.least_waste_s)
@@ -205,9 +214,10 @@ class StallBook:
         pairs = self._open(failure)
         opponents = {peer_id for pair in pairs if self._own_id in pair for peer_id in pair - {self._own_id}}
         cut = bool(pairs) and not frozenset.intersection(*self._pairs(failure))
-        owing = self._owing()
+        narrow = 2 * len(pairs) < len(failure.members)  # a network that is cut leaves more pairs
+        elsewhere_s = self._elsewhere_s(pairs) if narrow else {}
         for pair in pairs:
-            self._part(pair, failure, opponents, owing)
+            self._part(pair, failure, opponents, elsewhere_s.get(pair))
             if not cut and len(self._disputes) < MAX_REMEMBERED:
                 self._disputes.add(pair, max(self._timing.dispute_s, self._debts[pair].until - self._clock()))
 
@@ -245,13 +255,29 @@ class StallBook:
                     pairs.add(frozenset({accuser, str(blamed)}))
         return pairs
 
+    def _elsewhere_s(self, pairs: Collection[Pair]) -> dict[Pair, float]:
+        """Of the two of each pair, what the one has cost that has cost more, by what it owes with others or alone."""
+        now, owing = self._clock(), dict[str, list[tuple[Pair, _Debt]]]()
+        for peers, debt in self._debts.items():
+            for peer_id in peers if debt.until > now else ():
+                owing.setdefault(peer_id, []).append((peers, debt))
+        return {
+            pair: max(
+                sum({debt.cause: debt.wasted_s for peers, debt in owing.get(peer_id, ()) if peers != pair}.values())
+                for peer_id in pair
+            )
+            for pair in pairs
+        }
+
     # -- consequences ------------------------------------------------------------------------------------------------
 
     def _convict(self, peer_id: str, failure: _Failure, *, again: bool) -> None:
         log.warning("%s stalled a round: %.1f s were lost, as most members saw", peer_id, failure.wasted_s)
         if peer_id not in self._refused:
             failure.convicted.add(peer_id)
-        if (refused_s := self._charge(frozenset({peer_id}), failure.wasted_s, failure, again)) > 0.0:
+        own = frozenset({peer_id})
+        elsewhere_s = self._elsewhere_s([own])[own]
+        if (refused_s := self._charge(own, failure.number, failure.wasted_s, again, elsewhere_s)) > 0.0:
             self._refuse(peer_id, refused_s)
             self._shunned.add(peer_id, refused_s / 2)  # others have lost less, and refuse it for less
 
@@ -265,9 +291,12 @@ class StallBook:
             self._debts.pop(frozenset({peer_id}), None)
             self._news.discard(peer_id)
 
-    def _part(self, pair: Pair, failure: _Failure, opponents: Collection[str], owing: _ByMember) -> None:
-        """Two members say of each other that a round failed there; `opponents`: with whom it failed for this peer, too,
-        which refuses them, and none that had to do with them. `owing`: see `_owing`.
+    def _part(self, pair: Pair, failure: _Failure, opponents: Collection[str], elsewhere_s: float | None) -> None:
+        """Two members say of each other that a round failed there.
+
+        Args:
+            opponents: with whom it failed for this peer, too, which refuses them, and none that had to do with them.
+            elsewhere_s: see `_elsewhere_s`; None where a network that is cut explains the failure as well.
         """
         log.warning("a round failed between %s: %.1f s were lost", " and ".join(sorted(pair)), failure.wasted_s)
         one, other = sorted(pair, key=self._standing.rounds_of)
@@ -275,36 +304,31 @@ class StallBook:
         if self._own_id in pair or not pair.isdisjoint(opponents):
             losers = set(pair & {*opponents, self._own_id})
         again = any(map(self._standing.newcomer, losers))
-        refused_s = self._charge(pair, failure.wasted_s, failure, again, owing)
+        refused_s = self._charge(pair, failure.number, failure.wasted_s, again, elsewhere_s)
         for peer_id in losers - {self._own_id} if refused_s > 0.0 else ():
             self._refuse(peer_id, refused_s)
 
     def _charge(
-        self, peers: Pair, wasted_s: float, cause: object, again: bool, owing: _ByMember | None = None
+        self, peers: Pair, cause: int, wasted_s: float, again: bool, elsewhere_s: float | None = 0.0
     ) -> float:
-        """Add to a debt. -> seconds of refusal. A peer in probation has no first time: identities are free."""
+        """Add to a debt. -> seconds of refusal. A peer in probation has no first time: identities are free.
+
+        Args:
+            cause: the number of the failure.
+            elsewhere_s: as in `_part`.
+        """
         now, debt = self._clock(), self._debts.setdefault(peers, _Debt())
         if any(map(self._standing.newcomer, peers)):
             share = min(1.0, wasted_s / self._timing.soft_exchange_s)  # of a deadline
             pause_s = share * max(self._timing.fresh_pause_s, FACTOR * wasted_s)
             self._fresh_wait = max(self._fresh_wait, now + pause_s)
             again = again or len(peers) == 1
-        owed, times = max(0.0, debt.until - now), self._times(peers, cause, owing or self._owing())
-        cost = FACTOR * wasted_s * times * 2.0 ** min(debt.failures, MAX_DOUBLINGS)
-        refused_s = owed + cost if again or debt.failures else owed
+        factor, owed = FACTOR * 2.0 ** min(debt.failures, MAX_DOUBLINGS), max(0.0, debt.until - now)
+        cost = factor * (wasted_s + ELSEWHERE * (elsewhere_s or 0.0))
+        refused_s = owed + (factor * wasted_s if len(peers) == 1 else cost) if again or debt.failures else owed
         debt.until, debt.failures = now + min(owed + cost, self._timing.longest_refusal_s), debt.failures + 1
-        debt.cause = cause
+        debt.cause, debt.wasted_s = cause, wasted_s if elsewhere_s is not None else 0.0
         return min(refused_s, self._timing.longest_refusal_s)
-
-    def _owing(self) -> _ByMember:
-        """Those that have a debt now."""
-        now = self._clock()
-        return _ByMember(peers for peers, debt in self._debts.items() if debt.until > now)
-
-    def _times(self, peers: Pair, cause: object, owing: _ByMember) -> int:
-        """From how many failures one of these peers has debts: from this one, and from others with other peers."""
-        found = ({self._debts[each].cause for each in owing.of(peer_id) - {peers}} for peer_id in peers)
-        return max(len(causes | {cause}) for causes in found)
 
     def _refuse(self, peer_id: str, seconds: float) -> None:
         log.warning("%s gets no seat from this peer for %.0f s", peer_id, seconds)

@@ -152,7 +152,7 @@ def stalling(_seed: int, done: Counts, minutes: float, folder: Path, tell: Tell)
     """Members that stall: each way of it, and fresh identities, for as long as the minutes allow."""
     if done:
         return {}
-    seconds = min(STALLED_S, 60.0 * minutes / (len(stalls.HOW) + 3))
+    seconds = min(STALLED_S, 60.0 * minutes / (sum(stalls.LONGER.get(how, 1) for how in stalls.HOW) + 3))
     return stalls.run(folder, seconds=seconds, tell=tell)
 
 

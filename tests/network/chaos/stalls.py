@@ -23,6 +23,7 @@ FIRST_ROUNDS = 2  # of the attacker: what comes after them counts
 FIRST_WITHIN_S = 20.0
 WITHIN_S = 120.0
 PATIENCE_S = 10.0  # of a fresh identity that gets no seat
+LONGER = {"turns": 3}  # times: after its first turns, each of the others' answers lasts for minutes
 KNOWN_ROUNDS = 11  # more than probation: it is trusted as much as the others
 
 
@@ -40,7 +41,7 @@ class Campaign:
 
     Args:
         swarm: whose honest members have begun.
-        seconds: that each rate is measured.
+        seconds: that each rate is measured, but for those in LONGER.
     """
 
     def __init__(self, swarm: StalledSwarm, seconds: float) -> None:
@@ -72,7 +73,7 @@ class Campaign:
         self._swarm.run_until(lambda: len(self._together(seat)) >= KNOWN_ROUNDS, WITHIN_S)
         stall(seat.member.folder, how, self.honest[0].member.peer_id)
         self._swarm.run_until(self._rounds_of(seat, how), WITHIN_S)
-        self.rates[how] = self._rate(self._seconds)
+        self.rates[how] = self._rate(LONGER.get(how, 1) * self._seconds)
         self._swarm.retire(seat)
         self._swarm.run_until(self._gone_on(2), WITHIN_S)
 

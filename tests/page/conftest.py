@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
 from tests.network.bootstraps import MANIFEST, BootstrapProcess
 from tests.network.processes import JoinedPeer
@@ -18,6 +18,7 @@ from tests.network.processes import JoinedPeer
 DILOCO = "name: diloco, compressor: int8"
 SHOTS = Path(os.environ.get("ATOLL_PAGE_SHOTS", "build/page"))
 NAMES = ("alpha", "bravo", "charlie")
+expect.set_options(timeout=60_000)  # peers have less of the machine than the tests that run beside these
 
 
 class LiveRun:

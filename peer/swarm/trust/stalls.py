@@ -214,7 +214,8 @@ class StallBook:
         pairs = self._open(failure)
         opponents = {peer_id for pair in pairs if self._own_id in pair for peer_id in pair - {self._own_id}}
         cut = bool(pairs) and not frozenset.intersection(*self._pairs(failure))
-        narrow = 2 * len(pairs) < len(failure.members)  # a network that is cut leaves more pairs
+        one = bool(pairs) and bool(frozenset.intersection(*pairs))
+        narrow = one or 2 * len(pairs) < len(failure.members)  # a network that is cut leaves more pairs
         elsewhere_s = self._elsewhere_s(pairs) if narrow else {}
         for pair in pairs:
             self._part(pair, failure, opponents, elsewhere_s.get(pair))
@@ -327,7 +328,9 @@ class StallBook:
         cost = factor * (wasted_s + ELSEWHERE * (elsewhere_s or 0.0))
         refused_s = owed + (factor * wasted_s if len(peers) == 1 else cost) if again or debt.failures else owed
         debt.until, debt.failures = now + min(owed + cost, self._timing.longest_refusal_s), debt.failures + 1
-        debt.cause, debt.wasted_s = cause, wasted_s if elsewhere_s is not None else 0.0
+        counts_s = wasted_s if elsewhere_s is not None else 0.0
+        if owed == 0.0 or counts_s >= debt.wasted_s:  # a short failure does not make a long one forgotten
+            debt.cause, debt.wasted_s = cause, counts_s
         return min(refused_s, self._timing.longest_refusal_s)
 
     def _refuse(self, peer_id: str, seconds: float) -> None:

@@ -131,6 +131,25 @@ def test_who_stalls_each_victim_again_once_their_debt_has_passed_costs_an_eighth
     assert 0.01 < lost_s / (clock.now - began) < most
 
 
+@pytest.mark.parametrize("others", [3, 7, 15])
+def test_who_stalls_all_and_then_half_of_them_costs_an_eighth_of_the_time(others):
+    honest = [f"m{number}" for number in range(others)]
+    books = Books(*honest[:3], members=(*honest, LIAR), x=25)
+    book, clock, lost_s, half = books.books["m0"], books.clock, 0.0, honest[: (others + 1) // 2]
+    began = clock.now
+    while clock.now < began + 3600.0:
+        owed = [book._debts.get(frozenset(peers)) for peers in ({LIAR}, {LIAR, half[0]})]
+        able = [victims for victims, debt in zip((honest, half), owed, strict=True)
+                if debt is None or debt.until < clock.now + LOST_S]  # fmt: skip
+        if able and not books.refused("m0"):
+            books.fail(**dict.fromkeys(honest, f"reduced {half[0]}") | dict.fromkeys(able[0], "contribution x"))
+            lost_s += LOST_S
+        else:
+            clock.now += 1.0
+            books.commit(tuple({*honest, LIAR} - books.refused("m0")))
+    assert 0.01 < lost_s / (clock.now - began) < 0.14
+
+
 @pytest.mark.parametrize(("liars", "most"), [(2, 0.25), (3, 0.4)])
 def test_liars_of_eight_keep_out_for_a_part_of_the_time_who_has_a_hiccup_every_two_minutes(liars, most):
     """They say that m0 stalled them, whenever nobody refuses them for that."""

@@ -84,11 +84,11 @@ class _Failure:
 
 @dataclass
 class _Debt:
-    """Of a peer, or of a pair: when it will have passed, the failures since a committed round, and what the last cost.
+    """Of a peer, or of a pair: when it will have passed, and the failures since a committed round.
 
     Attributes:
-        cause: the number of the last failure.
-        wasted_s: by it; 0 where a network that is cut explains it as well.
+        cause: the number of the failure that cost most while the debt lasts.
+        wasted_s: by that one; 0 where a network that is cut explains it as well.
     """
 
     until: float = 0.0
@@ -214,8 +214,8 @@ class StallBook:
         pairs = self._open(failure)
         opponents = {peer_id for pair in pairs if self._own_id in pair for peer_id in pair - {self._own_id}}
         cut = bool(pairs) and not frozenset.intersection(*self._pairs(failure))
-        one = bool(pairs) and bool(frozenset.intersection(*pairs))
-        narrow = one or 2 * len(pairs) < len(failure.members)  # a network that is cut leaves more pairs
+        shared = bool(pairs) and bool(frozenset.intersection(*pairs))  # one member explains all
+        narrow = shared or 2 * len(pairs) < len(failure.members)  # a network that is cut leaves more pairs
         elsewhere_s = self._elsewhere_s(pairs) if narrow else {}
         for pair in pairs:
             self._part(pair, failure, opponents, elsewhere_s.get(pair))

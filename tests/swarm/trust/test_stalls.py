@@ -152,7 +152,7 @@ def test_who_stalls_all_and_then_half_of_them_costs_an_eighth_of_the_time(others
 
 @pytest.mark.parametrize(("liars", "most"), [(2, 0.25), (3, 0.4)])
 def test_liars_of_eight_keep_out_for_a_part_of_the_time_who_has_a_hiccup_every_two_minutes(liars, most):
-    """They say that m0 stalled them, whenever nobody refuses them for that."""
+    """Each liar accuses m0 again as soon as the debt of the two has passed, so that no member refuses the liar."""
     honest, bad = [f"m{number}" for number in range(8 - liars)], [f"x{number}" for number in range(liars)]
     members, rng = (*honest, *bad), random.Random(3)
     books = Books(honest[-1], members=members, m0=2000, **dict.fromkeys(bad, 15))

@@ -150,6 +150,16 @@ def test_who_stalls_all_and_then_half_of_them_costs_an_eighth_of_the_time(others
     assert 0.01 < lost_s / (clock.now - began) < 0.14
 
 
+def test_a_short_failure_does_not_make_a_long_one_forgotten():
+    books = Books("b", x=25)
+    for lost_s in (9.0, 1.0):
+        books.fail(lost_s, a="contribution x", b="reduced a", c="reduced a")
+        books.commit()
+    books.fail(5.0, c="contribution x", a="reduced c", b="reduced c")
+    debt = books.books["b"]._debts[frozenset({"c", "x"})]
+    assert debt.until - books.clock.now == FACTOR * (5.0 + 2 * 9.0)
+
+
 @pytest.mark.parametrize(("liars", "most"), [(2, 0.25), (3, 0.4)])
 def test_liars_of_eight_keep_out_for_a_part_of_the_time_who_has_a_hiccup_every_two_minutes(liars, most):
     """Each liar accuses m0 again as soon as the debt of the two has passed, so that no member refuses the liar."""

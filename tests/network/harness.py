@@ -126,12 +126,20 @@ class TestSwarm:
         member.agent.send(mapped)
 
     def drive(self, until: Callable[[], bool], timeout_s: float = 60.0, pace_s: float = 0.01) -> None:
-        """Let every member that is not frozen make steps, one every `pace` turns, until the condition holds."""
-        deadline = time.monotonic() + timeout_s
+        """Let every member that is not frozen make steps, one every `pace` turns, until the condition holds.
+
+        Args:
+            pace_s: between two turns, however many messages come meanwhile.
+        """
+        now = next_turn = time.monotonic()
+        deadline = now + timeout_s
         while not until():
-            assert time.monotonic() < deadline, self.explain()
-            self._turns += 1
-            awake = [m for m in self.members if not m.frozen and m.sync is not None and not m.sync.finished]
+            now = time.monotonic()
+            assert now < deadline, self.explain()
+            turn = now >= next_turn
+            if turn:
+                next_turn, self._turns = now + pace_s, self._turns + 1
+            awake = [m for m in self.members if turn and not m.frozen and m.sync is not None and not m.sync.finished]
             active = [m for m in awake if self._turns % m.pace == 0 and not (m.waits and m.in_round)]
             for member in active:
                 member.step()
@@ -139,7 +147,7 @@ class TestSwarm:
                 for member in self.members:
                     if not member.frozen and member.agent._channel is not None:
                         selector.register(member.agent._channel, selectors.EVENT_READ)
-                selector.select(pace_s)
+                selector.select(max(0.0, next_turn - time.monotonic()))
             for member in self.members:
                 if not member.frozen and member not in active:
                     self._poll(member)

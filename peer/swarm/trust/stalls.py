@@ -4,16 +4,15 @@ A member that gives a round up tells the others what it lacks, and of which memb
 that lacks an earlier stage is not to blame for a later one: without a contribution a shard cannot be reduced. What
 remains are *disputes*: pairs of which one member stalls or lies. A member in dispute with more than two thirds of the
 others stalls, and all refuse it. Of a pair that nothing else explains, each refuses the other; a third member refuses
-the one with which it is in dispute as well, and the rest leave out the one with fewer committed rounds, on a tie both.
+the one with which it is in dispute as well. The rest leave out the one that is in dispute with more than half of the
+others, if only one is, else the one with fewer committed rounds, on a tie both.
 Disputes are remembered, so that no member picks its victims one by one; but not those of a failure that no single
 member explains: the network was cut, and after further cuts all members would be in dispute with most. A member that
 stalls by this rule itself refuses no other that does: the network has cut them off together, and they make rounds of
 their own.
 
-The first failure has no consequence: it may be a bad line, or a machine that slept. After it a peer has a debt of
-`FACTOR` times the seconds that it cost, which passes with time; a peer that fails again before is refused for what is
-left of it, and longer each time, doubled, until it was in a committed round. A pair has such a debt as well. So that a
-member cannot stall its victims in turn, what else one of the two has cost counts twice in it.
+The first failure has no consequence: it may be a bad line, or a machine that slept. For how long a peer is refused
+after a second one is said in `debts`.
 """
 
 from __future__ import annotations
@@ -21,24 +20,20 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Collection, Iterable, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from peer.swarm.round.giving_up import Lack
 from peer.swarm.runtime.expiring import BoundedMap, ExpiringSet
 from peer.swarm.runtime.timing import Timing
+from peer.swarm.trust.debts import FACTOR, MAX_REMEMBERED, Debts, Loss, Peers
 from peer.system.clock import Clock
 
 log = logging.getLogger(__name__)
-FACTOR = 7.0  # so that a peer may cost a seventh of the time
-ELSEWHERE = 2.0  # times as much counts what a member of a pair has cost with others
 FEWEST = 3  # of two members, each could be the one that lies
 GROUPS_KEPT = 16
-MAX_REMEMBERED = 8192  # a member may quarrel with 63 others at once
-MAX_DOUBLINGS = 20
 MISSED_IN_A_ROW = 3  # rounds: those that make them are of use to others
 EXCUSES = {"reduced": ("contribution",), "vote": ("contribution", "reduced")}  # of a member that lacks those itself
-Pair = frozenset[str]
 
 
 @dataclass
@@ -53,16 +48,20 @@ class _Failure:
     convicted: set[str] = field(default_factory=set)  # of the guilty, those that were not refused before
     settled: bool = False
 
-    def is_most(self, disputes: Collection[Pair]) -> bool:
+    def is_most(self, disputes: Collection[Peers]) -> bool:
         """Whether so many disputes of one member are with more than two thirds of the others."""
         return 3 * len(disputes) > 2 * (len(self.members) - 1)
+
+    def is_majority(self, disputes: Collection[Peers]) -> bool:
+        """Whether they are with more than half of the others."""
+        return 2 * len(disputes) > len(self.members) - 1
 
     def blamed(self, peer_id: str, lack: Lack | None, *, hasty: bool) -> str | None:
         """Which member a member that lacks something of `peer_id` is in dispute with: mostly that one, or none."""
         theirs, stage = self.lacks.get(peer_id), lack.stage if lack is not None else "word"
         if stage == "word" or (stage == "stream" and theirs is not None and theirs.stage == "word"):
             return self._first(peer_id, hasty=hasty)
-        if theirs is not None and theirs.stage in EXCUSES.get(stage, ()) and theirs.names & self.members:
+        if theirs is not None and theirs.stage in EXCUSES.get(stage, ()):
             return None
         return peer_id if hasty or self.settled or theirs is not None or stage not in EXCUSES else None
 
@@ -78,23 +77,8 @@ class _Failure:
             return here if hasty or self.settled else None
         if peer_id in lack.names:
             return peer_id
-        silent = sorted(each for each in lack.names & self.members if self.lacks.get(each) is None)
+        silent = sorted(each for each in lack.names if self.lacks.get(each) is None)
         return silent[0] if silent and self.settled else None
-
-
-@dataclass
-class _Debt:
-    """Of a peer, or of a pair: when it will have passed, and the failures since a committed round.
-
-    Attributes:
-        cause: the number of the failure that cost most while the debt lasts.
-        wasted_s: by that one; 0 where a network that is cut explains it as well.
-    """
-
-    until: float = 0.0
-    failures: int = 0
-    cause: int = -1
-    wasted_s: float = 0.0
 
 
 class Standing(Protocol):
@@ -122,8 +106,8 @@ class StallBook:
     def __init__(self, own_id: str, standing: Standing, timing: Timing, clock: Clock) -> None:
         self._own_id, self._standing, self._timing, self._clock = own_id, standing, timing, clock
         self._failures: BoundedMap[str, _Failure] = BoundedMap(GROUPS_KEPT)
-        self._debts: BoundedMap[Pair, _Debt] = BoundedMap(MAX_REMEMBERED)
-        self._disputes: ExpiringSet[Pair] = ExpiringSet(clock, timing.dispute_s)
+        self._debts = Debts(clock, timing.longest_refusal_s)
+        self._disputes: ExpiringSet[Peers] = ExpiringSet(clock, timing.dispute_s)
         self._held: ExpiringSet[str] = ExpiringSet(clock, timing.stall_words_s)
         self._refused: ExpiringSet[str] = ExpiringSet(clock)
         self._shunned: ExpiringSet[str] = ExpiringSet(clock)
@@ -166,9 +150,7 @@ class StallBook:
 
     def _made_round(self, members: Collection[str]) -> None:
         """What fails next is no longer in a row, and a leader that gives one of them a seat need not know better."""
-        for peers, debt in self._debts.items():
-            if peers.issubset(members):
-                debt.failures = 0
+        self._debts.made_round(members)
         for peer_id in members:
             self._shunned.pop(peer_id, None)
 
@@ -178,8 +160,8 @@ class StallBook:
         Args:
             again: it is not the first time.
         """
-        if (refused_s := self._charge(frozenset({peer_id}), next(self._numbers), seconds, again)) > 0.0:
-            self._refuse(peer_id, refused_s)
+        own, loss = frozenset({peer_id}), Loss(next(self._numbers), seconds)
+        self._refuse({peer_id}, self._charge(own, loss, again=again))
 
     # -- failures ----------------------------------------------------------------------------------------------------
 
@@ -196,7 +178,8 @@ class StallBook:
         if failure.settled or failure.lacks.get(member) is not None or member not in failure.members:
             return first
         failure.wasted_s = max(failure.wasted_s, wasted_s, self._timing.least_waste_s)
-        failure.lacks[member] = lack
+        known = lack.names & failure.members if lack is not None else None
+        failure.lacks[member] = replace(lack, names=known) if lack is not None and known else None
         self._held.pop(member, None)
         if failure.members <= failure.lacks.keys():
             self.settle(group)
@@ -211,16 +194,8 @@ class StallBook:
             return
         failure.settled = True
         self._judge(failure)
-        pairs = self._open(failure)
-        opponents = {peer_id for pair in pairs if self._own_id in pair for peer_id in pair - {self._own_id}}
-        cut = bool(pairs) and not frozenset.intersection(*self._pairs(failure))
-        shared = bool(pairs) and bool(frozenset.intersection(*pairs))  # one member explains all
-        narrow = shared or 2 * len(pairs) < len(failure.members)  # a network that is cut leaves more pairs
-        elsewhere_s = self._elsewhere_s(pairs) if narrow else {}
-        for pair in pairs:
-            self._part(pair, failure, opponents, elsewhere_s.get(pair))
-            if not cut and len(self._disputes) < MAX_REMEMBERED:
-                self._disputes.add(pair, max(self._timing.dispute_s, self._debts[pair].until - self._clock()))
+        if pairs := self._open(failure):
+            self._part(pairs, failure)
 
     def _judge(self, failure: _Failure) -> None:
         if len(failure.members) < FEWEST:
@@ -242,33 +217,19 @@ class StallBook:
         if self._own_id in failure.guilty:
             self._acquit(failure)
 
-    def _open(self, failure: _Failure, *, hasty: bool = False) -> set[Pair]:
+    def _open(self, failure: _Failure, *, hasty: bool = False) -> set[Peers]:
         """The disputes that no guilty member explains."""
         return {pair for pair in self._pairs(failure, hasty=hasty) if not pair & failure.guilty}
 
     @staticmethod
-    def _pairs(failure: _Failure, *, hasty: bool = False) -> set[Pair]:
+    def _pairs(failure: _Failure, *, hasty: bool = False) -> set[Peers]:
         """All disputes; `hasty`: also with members that may still explain themselves."""
         pairs = set()
         for accuser, lack in failure.lacks.items():
-            for peer_id in lack.names & failure.members - {accuser} if lack is not None else ():
+            for peer_id in lack.names - {accuser} if lack is not None else ():
                 if (blamed := failure.blamed(peer_id, lack, hasty=hasty)) not in (None, accuser):
                     pairs.add(frozenset({accuser, str(blamed)}))
         return pairs
-
-    def _elsewhere_s(self, pairs: Collection[Pair]) -> dict[Pair, float]:
-        """Of the two of each pair, what the one has cost that has cost more, by what it owes with others or alone."""
-        now, owing = self._clock(), dict[str, list[tuple[Pair, _Debt]]]()
-        for peers, debt in self._debts.items():
-            for peer_id in peers if debt.until > now else ():
-                owing.setdefault(peer_id, []).append((peers, debt))
-        return {
-            pair: max(
-                sum({debt.cause: debt.wasted_s for peers, debt in owing.get(peer_id, ()) if peers != pair}.values())
-                for peer_id in pair
-            )
-            for pair in pairs
-        }
 
     # -- consequences ------------------------------------------------------------------------------------------------
 
@@ -276,10 +237,10 @@ class StallBook:
         log.warning("%s stalled a round: %.1f s were lost, as most members saw", peer_id, failure.wasted_s)
         if peer_id not in self._refused:
             failure.convicted.add(peer_id)
-        own = frozenset({peer_id})
-        elsewhere_s = self._elsewhere_s([own])[own]
-        if (refused_s := self._charge(own, failure.number, failure.wasted_s, again, elsewhere_s)) > 0.0:
-            self._refuse(peer_id, refused_s)
+        own, loss = frozenset({peer_id}), Loss(failure.number, failure.wasted_s)
+        refused_s = self._charge(own, loss, self._debts.elsewhere_s([own])[own], again=again)
+        self._refuse(own, refused_s)
+        if refused_s > 0.0:
             self._shunned.add(peer_id, refused_s / 2)  # others have lost less, and refuse it for less
 
     def _acquit(self, failure: _Failure) -> None:
@@ -289,66 +250,59 @@ class StallBook:
             log.info("%s keeps its seat: this peer was cut off with it", peer_id)
             for book in (self._refused, self._shunned):
                 book.pop(peer_id, None)
-            self._debts.pop(frozenset({peer_id}), None)
+            self._debts.forget(frozenset({peer_id}))
             self._news.discard(peer_id)
 
-    def _part(self, pair: Pair, failure: _Failure, opponents: Collection[str], elsewhere_s: float | None) -> None:
-        """Two members say of each other that a round failed there.
+    def _part(self, pairs: Set[Peers], failure: _Failure) -> None:
+        """The two members of each pair say of each other that a round failed there, and nothing else explains it."""
+        cut = not frozenset.intersection(*self._pairs(failure))  # no single member explains all disputes
+        one_did = bool(frozenset.intersection(*pairs))  # the guilty left aside
+        narrow = one_did or 2 * len(pairs) < len(failure.members)  # a network that is cut leaves more pairs
+        disputes = _ByMember({*pairs, *(pair for pair in self._disputes if pair <= failure.members)})
+        accused = {peer_id for peer_id in failure.members if failure.is_majority(disputes.of(peer_id))}
+        opponents = {peer_id for pair in pairs if self._own_id in pair for peer_id in pair - {self._own_id}}
+        elsewhere_s = self._debts.elsewhere_s(pairs) if narrow else {}
+        loss = Loss(failure.number, failure.wasted_s, alone=not narrow)
+        for pair in pairs:
+            log.warning("a round failed between %s: %.1f s were lost", " and ".join(sorted(pair)), loss.seconds)
+            if self._own_id in pair or not pair.isdisjoint(opponents):  # of what this peer saw it refuses no other
+                losers = pair & {*opponents, self._own_id}
+            elif narrow and len(pair & accused) == 1:
+                losers = pair & accused
+            else:
+                least = min(map(self._standing.rounds_of, pair))
+                losers = frozenset(each for each in pair if self._standing.rounds_of(each) == least)
+            again = any(map(self._standing.newcomer, losers))
+            self._refuse(losers - {self._own_id}, self._charge(pair, loss, elsewhere_s.get(pair, 0.0), again=again))
+            if not cut and len(self._disputes) < MAX_REMEMBERED:
+                self._disputes.add(pair, max(self._timing.dispute_s, self._debts.left_s(pair)))
 
-        Args:
-            opponents: with whom it failed for this peer, too, which refuses them, and none that had to do with them.
-            elsewhere_s: see `_elsewhere_s`; None where a network that is cut explains the failure as well.
-        """
-        log.warning("a round failed between %s: %.1f s were lost", " and ".join(sorted(pair)), failure.wasted_s)
-        one, other = sorted(pair, key=self._standing.rounds_of)
-        losers = {one, other} if self._standing.rounds_of(one) == self._standing.rounds_of(other) else {one}
-        if self._own_id in pair or not pair.isdisjoint(opponents):
-            losers = set(pair & {*opponents, self._own_id})
-        again = any(map(self._standing.newcomer, losers))
-        refused_s = self._charge(pair, failure.number, failure.wasted_s, again, elsewhere_s)
-        for peer_id in losers - {self._own_id} if refused_s > 0.0 else ():
-            self._refuse(peer_id, refused_s)
-
-    def _charge(
-        self, peers: Pair, cause: int, wasted_s: float, again: bool, elsewhere_s: float | None = 0.0
-    ) -> float:
-        """Add to a debt. -> seconds of refusal. A peer in probation has no first time: identities are free.
-
-        Args:
-            cause: the number of the failure.
-            elsewhere_s: as in `_part`.
-        """
-        now, debt = self._clock(), self._debts.setdefault(peers, _Debt())
+    def _charge(self, peers: Peers, loss: Loss, elsewhere_s: float = 0.0, *, again: bool) -> float:
+        """Add to a debt. -> seconds of refusal. A peer in probation has no first time: identities are free."""
         if any(map(self._standing.newcomer, peers)):
-            share = min(1.0, wasted_s / self._timing.soft_exchange_s)  # of a deadline
-            pause_s = share * max(self._timing.fresh_pause_s, FACTOR * wasted_s)
-            self._fresh_wait = max(self._fresh_wait, now + pause_s)
+            share = min(1.0, loss.seconds / self._timing.soft_exchange_s)  # of a deadline
+            pause_s = share * max(self._timing.fresh_pause_s, FACTOR * loss.seconds)
+            self._fresh_wait = max(self._fresh_wait, self._clock() + pause_s)
             again = again or len(peers) == 1
-        factor, owed = FACTOR * 2.0 ** min(debt.failures, MAX_DOUBLINGS), max(0.0, debt.until - now)
-        cost = factor * (wasted_s + ELSEWHERE * (elsewhere_s or 0.0))
-        refused_s = owed + (factor * wasted_s if len(peers) == 1 else cost) if again or debt.failures else owed
-        debt.until, debt.failures = now + min(owed + cost, self._timing.longest_refusal_s), debt.failures + 1
-        counts_s = wasted_s if elsewhere_s is not None else 0.0
-        if owed == 0.0 or counts_s >= debt.wasted_s:  # a short failure does not make a long one forgotten
-            debt.cause, debt.wasted_s = cause, counts_s
-        return min(refused_s, self._timing.longest_refusal_s)
+        return self._debts.charge(peers, loss, elsewhere_s, again=again)
 
-    def _refuse(self, peer_id: str, seconds: float) -> None:
-        log.warning("%s gets no seat from this peer for %.0f s", peer_id, seconds)
-        self._refused.add(peer_id, max(seconds, self._refused.left_s(peer_id)))
-        self._news.add(peer_id)
+    def _refuse(self, peers: Collection[str], seconds: float) -> None:
+        for peer_id in peers if seconds > 0.0 else ():
+            log.warning("%s gets no seat from this peer for %.0f s", peer_id, seconds)
+            self._refused.add(peer_id, max(seconds, self._refused.left_s(peer_id)))
+            self._news.add(peer_id)
 
 
 class _ByMember:
     """Disputes by member: a failure of 64 members has thousands, and is judged with each word of a member."""
 
-    def __init__(self, pairs: Iterable[Pair]) -> None:
-        self._of: dict[str, set[Pair]] = {}
+    def __init__(self, pairs: Iterable[Peers]) -> None:
+        self._of: dict[str, set[Peers]] = {}
         for pair in pairs:
             for peer_id in pair:
                 self._of.setdefault(peer_id, set()).add(pair)
 
-    def of(self, peer_id: str) -> Set[Pair]:
+    def of(self, peer_id: str) -> Set[Peers]:
         """Those of this member."""
         return self._of.get(peer_id, frozenset())
 

@@ -110,8 +110,7 @@ def test_who_stalls_each_victim_again_once_their_debt_has_passed_costs_an_eighth
     began, stalled_at = clock.now, dict.fromkeys(honest, 0.0)
 
     def passed(*peers):
-        debt = book._debts.get(frozenset(peers))
-        return debt is None or debt.until < clock.now + LOST_S
+        return book._debts.left_s(frozenset(peers)) < LOST_S
 
     while clock.now < began + 3600.0:
         disputes = {pair for pair in book._disputes if LIAR in pair}
@@ -138,9 +137,8 @@ def test_who_stalls_all_and_then_half_of_them_costs_an_eighth_of_the_time(others
     book, clock, lost_s, half = books.books["m0"], books.clock, 0.0, honest[: (others + 1) // 2]
     began = clock.now
     while clock.now < began + 3600.0:
-        owed = [book._debts.get(frozenset(peers)) for peers in ({LIAR}, {LIAR, half[0]})]
-        able = [victims for victims, debt in zip((honest, half), owed, strict=True)
-                if debt is None or debt.until < clock.now + LOST_S]  # fmt: skip
+        debts = {frozenset({LIAR}): honest, frozenset({LIAR, half[0]}): half}
+        able = [victims for owing, victims in debts.items() if book._debts.left_s(owing) < LOST_S]
         if able and not books.refused("m0"):
             books.fail(**dict.fromkeys(honest, f"reduced {half[0]}") | dict.fromkeys(able[0], "contribution x"))
             lost_s += LOST_S
@@ -150,14 +148,46 @@ def test_who_stalls_all_and_then_half_of_them_costs_an_eighth_of_the_time(others
     assert 0.01 < lost_s / (clock.now - began) < 0.14
 
 
+@pytest.mark.parametrize("others", [3, 7, 15, 31])
+@pytest.mark.parametrize("before", ["half", "fewer"])
+def test_who_is_in_dispute_with_more_than_half_loses_against_its_next_victim(others, before):
+    """Whatever the chain says: else a senior member would keep one victim out for what others cost."""
+    honest = [f"m{number}" for number in range(others)]
+    books = Books(honest[-1], members=(*honest, LIAR), x=2000)
+    first = others // 2 if before == "half" else others // 2 - 1  # and one more, twice
+    for victim in (*honest[:first], honest[first], honest[first]):
+        books.fail(**dict.fromkeys((*honest, LIAR), f"reduced {victim}") | {victim: "contribution x"})
+        books.commit((*honest, LIAR))
+    assert books.refused(honest[-1]) == ({LIAR} if before == "half" else {honest[first]})
+
+
+def test_half_of_the_others_turn_no_member_that_fails_with_one_more_into_the_one_that_loses():
+    honest, liars = [f"m{number}" for number in range(5)], [f"x{number}" for number in range(3)]
+    books = Books("m4", members=(*honest, *liars), m0=2000)
+    for liar in liars:
+        books.fail(1.0, **{liar: "contribution m0"})
+    for _ in range(2):
+        books.fail(1.0, x0="contribution m0")
+    assert books.refused("m4") == {"x0"}
+
+
+@pytest.mark.parametrize("names", ["stranger", "stranger m0"])
+def test_who_gives_up_for_a_stranger_blames_nobody_by_that(names):
+    """Else the others, who heard of it, would be in dispute with a stranger, and it with none of them."""
+    books = Books(*HONEST, x=25)
+    for _ in range(2):
+        books.fail(x=f"word {names}", a="contribution x", b="word x", c="word x")
+    for owner in HONEST:
+        assert books.refused(owner) == {LIAR}
+
+
 def test_a_short_failure_does_not_make_a_long_one_forgotten():
     books = Books("b", x=25)
     for lost_s in (9.0, 1.0):
         books.fail(lost_s, a="contribution x", b="reduced a", c="reduced a")
         books.commit()
     books.fail(5.0, c="contribution x", a="reduced c", b="reduced c")
-    debt = books.books["b"]._debts[frozenset({"c", "x"})]
-    assert debt.until - books.clock.now == FACTOR * (5.0 + 2 * 9.0)
+    assert books.books["b"]._debts.left_s(frozenset({"c", "x"})) == FACTOR * (5.0 + 2 * 9.0)
 
 
 @pytest.mark.parametrize(("liars", "most"), [(2, 0.25), (3, 0.4)])
@@ -170,8 +200,7 @@ def test_liars_of_eight_keep_out_for_a_part_of_the_time_who_has_a_hiccup_every_t
     began = clock.now
     while clock.now < began + 3600.0:
         for liar in bad if not book.refuses("m0") else ():
-            debt = book._debts.get(frozenset({liar, "m0"}))
-            if (debt is None or debt.until < clock.now + 1.0) and not book.refuses(liar):
+            if book._debts.left_s(frozenset({liar, "m0"})) < 1.0 and not book.refuses(liar):
                 books.fail(1.0, **{liar: "contribution m0"})
         if clock.now > hiccup and not book.refuses("m0"):
             hiccup = clock.now + rng.uniform(70.0, 170.0)

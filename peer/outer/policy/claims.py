@@ -17,6 +17,7 @@ from typing import Final
 from peer.outer.topology.topologies import Links
 
 FACTOR: Final = 2.0  # allowed error of a claim that was never measured
+SLOWEST: Final = 8.0  # times slower than the usual line is one that a round waits for
 UNLIMITED_BYTES_S: Final = 1e15
 LEVELS: Final = string.digits + string.ascii_letters + "-_"
 UNSEEN: Final = "."
@@ -60,13 +61,28 @@ def lines_of(claims: Sequence[Claim]) -> Links:
     Where nothing was seen, it is the member's word, within FACTOR of the median line.
     """
     seen = [_middle(claim) if claim.seen else 0.0 for claim in claims]
-    known = [rate for rate in seen if rate > 0.0] or [claim.up for claim in claims if claim.up > 0.0]
-    usual = median_low(known) if known else UNLIMITED_BYTES_S
+    usual = _usual([rate for rate in seen if rate > 0.0] or [claim.up for claim in claims])
     rates = tuple(
         rate or min(max(claim.up or usual, usual / FACTOR), usual * FACTOR)
         for rate, claim in zip(seen, claims, strict=True)
     )
     return Links(up=rates, down=rates)
+
+
+def behind_s_a_byte(claims: Sequence[Claim]) -> float:
+    """Seconds that a byte takes longer on the slowest line than on the usual one, at most SLOWEST times as long.
+
+    Where nothing was seen, the member's own word counts in full: all that it can gain is the others' patience.
+    """
+    known = [_middle(claim) if claim.seen else claim.up for claim in claims]
+    usual = _usual(known)
+    slowest = min((rate for rate in known if rate > 0.0), default=usual)
+    return 1.0 / max(slowest, usual / SLOWEST) - 1.0 / usual
+
+
+def _usual(rates: Sequence[float]) -> float:
+    known = [rate for rate in rates if rate > 0.0]
+    return median_low(known) if known else UNLIMITED_BYTES_S
 
 
 def _middle(claim: Claim) -> float:

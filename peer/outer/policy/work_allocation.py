@@ -15,12 +15,13 @@ from peer.errors import UserError
 from peer.outer.compress.base import Codec
 from peer.outer.compress.topk import TopK
 from peer.outer.numerics.apportion import largest_remainder
-from peer.outer.policy.claims import Claim, lines_of, round_s_of, speeds_of
+from peer.outer.policy.claims import Claim, behind_s_a_byte, lines_of, round_s_of, speeds_of
 from peer.outer.state.wire_format import WireFormat
 from peer.outer.topology.topologies import Links
 
 NO_REST = 1e-9  # of a total: what rounding leaves
 NO_TIME = 0.01  # of a round: a line that sends a payload in less is as good as any
+PATIENCE = 0.25  # of a round: what an exchange may take longer for the slowest line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +85,10 @@ class WorkAllocator(ABC):
             steps: that the schedule has for it.
         """
         return Allotment()
+
+    def patience_s(self, claims: Sequence[Claim], wire: WireFormat) -> float:  # noqa: ARG002
+        """What the exchange of these members may take longer than usual, since a line among them is slow."""
+        return 0.0
 
     @abstractmethod
     def allocate(
@@ -160,6 +165,11 @@ class TimeBalanced(WorkAllocator):
         work = self.allocate(speeds, Links(up=rates, down=rates), steps * len(claims), payload_bytes)
         cells = largest_remainder(work.shares, -(-wire.numel // wire.cell))
         return Allotment(steps=tuple(max(1, own) for own in work.steps), shares=cells)
+
+    def patience_s(self, claims: Sequence[Claim], wire: WireFormat) -> float:
+        """A short payload goes both ways in turn: nothing is reduced before all of it has come."""
+        longer_s = 2.0 * sum(wire.contributed_bytes(1, 0)) * behind_s_a_byte(claims)
+        return min(longer_s, PATIENCE * round_s_of(claims))
 
 
 @dataclass(frozen=True, kw_only=True)

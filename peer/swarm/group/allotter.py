@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from peer.outer.policy.claims import Claim, level_of, rate_of
+from peer.outer.policy.claims import Claim, level_of, lines_of, rate_of
 from peer.outer.policy.work_allocation import Allotment
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.state.fragments import Fragments
@@ -26,7 +26,7 @@ class Allotter:
     ) -> None:  # fmt: skip
         self._recipe, self._fragments, self._own_id = recipe, fragments, own_id
         self._tokens_per_step, self._tokens_per_s = tokens_per_step, tokens_per_s
-        self._up = up_bytes_s
+        self._up, self._measured_up = up_bytes_s, 0.0
         self._even = not recipe.allocator.reads_claims
         self._seen: dict[str, float] = {}
 
@@ -39,23 +39,36 @@ class Allotter:
         self._seen = {peer_id: rate * len(bytes_s) for peer_id, rate in bytes_s.items()}
 
     def claims(self, group: str | None) -> dict[str, Any]:
-        """What this peer's next join says in addition to its tokens; `group`: the persistent one that it continues."""
+        """What this peer's next join says in addition to its tokens.
+
+        Args:
+            group: the persistent one that it continues, whose members say what they saw of each other; None: a new one,
+                where this peer repeats what others saw of it last.
+        """
         if self._even:
             return {}
         members = sorted({*self._seen, self._own_id})
         seen = "".join(level_of(self._seen.get(peer_id, 0.0)) for peer_id in members)
-        return {
-            "speed": round(self._tokens_per_s()), "up": round(self._up), "seen": seen if group and self._seen else "",
-        }  # fmt: skip
+        up = self._up if group else min(filter(None, (self._up, self._measured_up)), default=0.0)
+        return {"speed": round(self._tokens_per_s()), "up": round(up), "seen": seen if group and self._seen else ""}
 
     def of(self, joins: Sequence[tuple[str, JoinMessage]], round: int) -> Allotment:
         """What each of these members does of the round that follows `round` rounds."""
         if self._even:
             return Allotment()
         claims = _claims_of(joins)
+        for (peer_id, _), claim, up in zip(joins, claims, lines_of(claims).up, strict=True):
+            if peer_id == self._own_id and claim.seen:
+                self._measured_up = up
         recipe, wire = self._recipe, self._fragments.at(round).wire
         steps = recipe.rounds.length(round + 1) if recipe.allocator.uneven else 0
         return recipe.allocator.allot(claims, wire, steps, self._tokens_per_step)
+
+    def patience_s(self, joins: Sequence[tuple[str, JoinMessage]], round: int) -> float:
+        """What the exchange of the round that follows `round` rounds may take longer, since a member's line is slow."""
+        if self._even:
+            return 0.0
+        return self._recipe.allocator.patience_s(_claims_of(joins), self._fragments.at(round).wire)
 
 
 def _claims_of(joins: Sequence[tuple[str, JoinMessage]]) -> list[Claim]:

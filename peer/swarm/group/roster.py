@@ -199,8 +199,11 @@ class RosterAuthority:
 
     def allot(self, group: Group, round: int) -> Allotment:
         """What each member of a group does of the round that follows `round` rounds, in its present order."""
-        joins = list(zip((member.peer_id for member in group.members), group.joins, strict=True))
-        return self._allotter.of(joins, round) if self._allotter is not None else Allotment()
+        return self._allotter.of(_joins_of(group), round) if self._allotter is not None else Allotment()
+
+    def patience_s(self, group: Group, round: int) -> float:
+        """What the exchange of that round may take longer, since a member's line is slow: the same for all members."""
+        return self._allotter.patience_s(_joins_of(group), round) if self._allotter is not None else 0.0
 
     def _group(self, joins: Joins, shares: Sequence[int] | None = None) -> Group:
         if shares is None and self._allotter is not None:
@@ -214,3 +217,7 @@ class RosterAuthority:
         index = peer_ids.index(self._identity.peer_id)
         identifier = group_id([join for _, join in joins], peer_ids)
         return Group(identifier, joins[index][1], members, index, tuple(join for _, join in joins))
+
+
+def _joins_of(group: Group) -> Joins:
+    return list(zip((member.peer_id for member in group.members), group.joins, strict=True))

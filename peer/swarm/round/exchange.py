@@ -133,8 +133,8 @@ class Exchange:
         buffers = self._buffers
         if buffers is None or buffers.group is not group:
             buffers = await self._gather(group, due, state)
-        buffers.began = began
-        buffers.deadline = began + self._budget.seconds(buffers.wire_bytes)
+        buffers.began, buffers.patience_s = began, self._rosters.patience_s(group, state.round)
+        buffers.deadline = began + self._budget.seconds(buffers.wire_bytes, buffers.patience_s)
         try:
             exchanged = await self._exchange(buffers, group, due, state)
         except MalformedError as error:
@@ -192,10 +192,12 @@ class Exchange:
     async def _all_sent(self, buffers: RoundBuffers) -> None:
         """After this the trainer may change the snapshot, and the anchor may change.
 
-        There is a certificate: a member that does not read may delay the others as long again as the round took so far.
+        There is a certificate: a member that does not read may delay the others as long again as the round took so far,
+        or as long as all lines among them need.
         """
         now = self._clock()
-        left = min(max(0.0, buffers.deadline - now), max(self._node.timing.min_sending_s, now - buffers.began))
+        least_s = self._node.timing.min_sending_s + buffers.patience_s
+        left = min(max(0.0, buffers.deadline - now), max(least_s, now - buffers.began))
         _, unsent = await asyncio.wait(buffers.senders.values(), timeout=left)
         await cancel_and_wait(unsent)
         await self._strategy.idle()

@@ -177,6 +177,7 @@ class RoundBuffers:
         began: of the exchange, monotonic; 0 before it.
         opened: when the first member was ready for it.
         deadline: of the exchange; infinite until it begins.
+        patience_s: of that, for the slowest line among the members.
     """
 
     def __init__(
@@ -198,7 +199,7 @@ class RoundBuffers:
         self.senders: dict[str, asyncio.Task[None]] = {}
         self.wire_bytes = sum(map(sum, sizes))
         self.began, self.opened = 0.0, float("inf")
-        self.deadline = float("inf")
+        self.deadline, self.patience_s = float("inf"), 0.0
         if group is not None:
             self.seat(group)
 

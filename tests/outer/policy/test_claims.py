@@ -9,8 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peer.outer.compress.registry import compressor
-from peer.outer.policy.claims import UNLIMITED_BYTES_S, Claim, level_of, lines_of, rate_of, speeds_of
-from peer.outer.policy.work_allocation import TimeBalanced
+from peer.outer.policy.claims import (
+    SLOWEST,
+    UNLIMITED_BYTES_S,
+    Claim,
+    behind_s_a_byte,
+    level_of,
+    lines_of,
+    rate_of,
+    speeds_of,
+)
+from peer.outer.policy.work_allocation import PATIENCE, EvenSplit, TimeBalanced
 from peer.outer.state.reduced_update import ReduceFormat
 
 LIE = 1000.0
@@ -75,6 +84,31 @@ def test_lines_without_any_word_are_alike_and_what_was_measured_wins() -> None:
     assert lines_of([Claim(tokens=1)] * 2).up == (UNLIMITED_BYTES_S,) * 2
     seen = [Claim(tokens=1, seen=(6e5, 7e5)), Claim(tokens=1, seen=(1e8, 5e7)), Claim(tokens=1, up=3e9)]
     assert lines_of(seen).up == (7e5, 1e8, 1.4e6)  # twice the median line of those that were seen
+
+
+def test_the_slowest_line_is_waited_for_up_to_eight_times_the_usual_and_a_quarter_of_the_round() -> None:
+    """At 10 tokens/s a round took 40 s; 1000 values of 4 bytes go both ways in turn."""
+    wire, usual = ReduceFormat(1000, compressor("fp32")), Claim(tokens=400, speed=10.0, up=4000.0)
+    for slow in (replace(usual, up=800.0), replace(usual, seen=(800.0,) * 3)):
+        claims = [slow, usual, usual, usual]
+        assert behind_s_a_byte(claims) == pytest.approx(1 / 800 - 1 / 4000)
+        assert TimeBalanced().patience_s(claims, wire) == pytest.approx(2 * (5.0 - 1.0))
+        assert EvenSplit().patience_s(claims, wire) == 0.0
+    stuck = [replace(usual, up=1.0), usual, usual]
+    assert behind_s_a_byte(stuck) == pytest.approx((SLOWEST - 1.0) / 4000)
+    assert TimeBalanced().patience_s(stuck, wire) == PATIENCE * 40.0 < 2 * (SLOWEST - 1.0)
+    for alike in ([usual] * 3, [replace(usual, up=0.0)] * 3, [usual, usual, replace(usual, up=1e9)]):
+        assert TimeBalanced().patience_s(alike, wire) == 0.0
+
+
+@given(count=counts, rates=st.lists(st.sampled_from([0.0, 1.0, 1e3, 1e6, 1e12]), min_size=9, max_size=9))
+def test_no_word_of_one_member_gives_the_others_less_patience_or_more_than_eight_times(
+    count: int, rates: list[float]
+) -> None:
+    claims = [Claim(tokens=1, up=rate) for rate in rates[:count]]
+    behind, usual = behind_s_a_byte(claims), min(lines_of(claims).up)
+    assert 0.0 <= behind <= SLOWEST / usual
+    assert behind_s_a_byte([*claims, Claim(tokens=1)]) == pytest.approx(behind)
 
 
 @pytest.mark.parametrize("rate", [1.0, 700.0, 625_000.0, 12.5e6, 1e9])

@@ -20,7 +20,8 @@ def test_the_deadline_is_a_small_multiple_of_what_rounds_took_lately():
         budget.learn(BYTES, 2.0)
     assert budget.seconds(BYTES) == SOFT_S + MULTIPLE * 2.0
     assert budget.seconds(2 * BYTES) == SOFT_S + MULTIPLE * 4.0
-    assert budget.seconds(10**12) == 100.0
+    assert budget.seconds(BYTES, 3.0) == SOFT_S + MULTIPLE * 2.0 + 3.0
+    assert budget.seconds(10**12) == budget.seconds(BYTES, 1e9) == 100.0
     for _ in range(REMEMBERED):
         budget.learn(BYTES, 5.0)
     assert budget.seconds(BYTES) == SOFT_S + MULTIPLE * 5.0

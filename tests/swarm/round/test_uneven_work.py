@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 
 import pytest
@@ -9,8 +10,10 @@ import pytest
 from peer.outer.compress.registry import codec
 from peer.outer.recipe.plan import wire_format
 from peer.outer.recipe.resolve import swarm_recipe
+from peer.outer.round import RoundAborted
 from peer.protocol.lineage import shares_of
 from peer.protocol.manifest import RecipeSpec
+from peer.protocol.wire import Kind
 from tests.swarm.auditing import audit, slices_of
 from tests.swarm.circle import Circle
 
@@ -71,6 +74,43 @@ async def test_a_member_that_boasts_moves_no_share_by_more_than_two_and_none_onc
         seat.rosters.saw = lambda _: None
     await agreed(circle)  # whose joins say what was seen
     assert await agreed(circle) == [NUMEL / 4] * 4
+
+
+def takes(seat, seconds):
+    """Let each contribution of this member take so long, as on a slow line."""
+    opening = seat.node.open
+
+    async def opened(*arguments, **options):
+        stream = await opening(*arguments, **options)
+        send = stream.send
+
+        async def sends(kind, *rest, **more):
+            if kind is Kind.CONTRIBUTION:
+                await asyncio.sleep(seconds)
+            await send(kind, *rest, **more)
+
+        stream.send = sends
+        return stream
+
+    seat.node.open = opened
+
+
+async def test_a_round_waits_for_a_line_that_its_joins_call_slow_and_for_no_other(network):
+    """16 kB both ways take 1.28 s longer on a line of 20 kB/s than on the usual one of 100 kB/s."""
+    network.retime(min_exchange_s=0.3, soft_exchange_s=0.3)
+    for line in (2e4, 1e5):
+        circle = await make_circle(network, [1e5, 1e5, 1e5, line])
+        for seat in circle.seats:
+            seat.rosters._allotter._tokens_per_s = lambda seat=seat: seat.tokens / 40.0  # a round of 40 s
+        takes(circle.seats[-1], 0.8)
+        group = circle._first(circle.seats[0])
+        longer_s = {seat.rosters.patience_s(group, 0) for seat in circle.seats}
+        assert longer_s == ({2 * 4 * NUMEL * (1 / 2e4 - 1 / 1e5)} if line == 2e4 else {0.0})
+        if line == 2e4:
+            await agreed(circle)
+        else:
+            with pytest.raises(RoundAborted, match="deadline passed waiting for the"):
+                await circle.round()
 
 
 async def test_a_slow_uplink_sends_fewer_values_to_all(network):

@@ -38,11 +38,13 @@ class ExpiringMap(MutableMapping[K, V]):
     def __init__(self, clock: Clock, seconds: float = math.inf) -> None:
         self._clock, self._seconds = clock, seconds
         self._entries: dict[K, tuple[float, V]] = {}
+        self._first_end = math.inf  # no entry ends before
 
     def put(self, key: K, value: V, seconds: float) -> None:
         """Set an entry that lives so long from now on, whatever was there before."""
         self._forget()
-        self._entries[key] = self._clock() + seconds, value
+        until = self._clock() + seconds
+        self._entries[key], self._first_end = (until, value), min(self._first_end, until)
 
     def left_s(self, key: K) -> float:
         """Seconds that an entry still has; 0 where there is none."""
@@ -70,8 +72,9 @@ class ExpiringMap(MutableMapping[K, V]):
         return len(self._entries)
 
     def _forget(self) -> None:
-        now = self._clock()
-        self._entries = {key: entry for key, entry in self._entries.items() if entry[0] > now}
+        if (now := self._clock()) >= self._first_end:
+            self._entries = {key: entry for key, entry in self._entries.items() if entry[0] > now}
+            self._first_end = min((until for until, _ in self._entries.values()), default=math.inf)
 
 
 class ExpiringSet(ExpiringMap[K, None]):

@@ -34,6 +34,11 @@ class Loss:
     seconds: float
     alone: bool = False
 
+    @property
+    def elsewhere_s(self) -> float:
+        """What it counts in other debts."""
+        return 0.0 if self.alone else self.seconds
+
 
 @dataclass
 class _Debt:
@@ -41,12 +46,7 @@ class _Debt:
 
     until: float = 0.0
     failures: int = 0
-    dearest: Loss = Loss(-1, 0.0, alone=True)
-
-    @property
-    def counts_s(self) -> float:
-        """What the dearest loss counts in other debts."""
-        return 0.0 if self.dearest.alone else self.dearest.seconds
+    dearest: Loss = Loss(-1, 0.0)
 
 
 class Debts:
@@ -79,15 +79,15 @@ class Debts:
         self._debts.pop(peers, None)
 
     def elsewhere_s(self, several: Collection[Peers]) -> dict[Peers, float]:
-        """Of the one of each pair that has cost more: its losses in debts of others, each failure once."""
+        """Of a peer, or of the one of each pair that has cost more: its losses in other debts, each failure once."""
         now, losses = self._clock(), dict[str, list[tuple[Peers, _Debt]]]()
         for peers, debt in self._debts.items():
             for peer_id in peers if debt.until > now else ():
                 losses.setdefault(peer_id, []).append((peers, debt))
 
         def of(one: str, these: Peers) -> float:
-            other = {debt.dearest.number: debt.counts_s for peers, debt in losses.get(one, ()) if peers != these}
-            return sum(other.values())
+            others = [debt.dearest for peers, debt in losses.get(one, ()) if peers != these]
+            return sum({loss.number: loss.elsewhere_s for loss in others}.values())
 
         return {these: max(of(one, these) for one in these) for these in several}
 
@@ -98,13 +98,13 @@ class Debts:
             elsewhere_s: of one of a pair, or of the peer: see the method.
             again: it is not the first time, whatever this book remembers.
         """
-        now, debt = self._clock(), self._debts.setdefault(peers, _Debt())
-        factor, owed = FACTOR * 2.0 ** min(debt.failures, MAX_DOUBLINGS), max(0.0, debt.until - now)
-        cost = factor * (loss.seconds + ELSEWHERE * elsewhere_s)
-        refused_s = owed
-        if again or debt.failures:
-            refused_s += factor * loss.seconds if len(peers) == 1 else cost
+        now = self._clock()
+        debt = self._debts[peers] = self._debts.get(peers) or _Debt()  # the last to be forgotten
+        owed = max(0.0, debt.until - now)
+        own = FACTOR * 2.0 ** min(debt.failures, MAX_DOUBLINGS) * loss.seconds
+        cost = own + FACTOR * ELSEWHERE * elsewhere_s
+        refused_s = owed + (own if len(peers) == 1 else cost) if again or debt.failures else owed
         debt.until, debt.failures = now + min(owed + cost, self._longest_s), debt.failures + 1
-        if owed == 0.0 or loss.seconds * (not loss.alone) >= debt.counts_s:  # a short failure hides no long one
+        if owed == 0.0 or loss.elsewhere_s >= debt.dearest.elsewhere_s:  # a short failure hides no long one
             debt.dearest = loss
         return min(refused_s, self._longest_s)

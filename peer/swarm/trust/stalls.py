@@ -4,12 +4,11 @@ A member that gives a round up tells the others what it lacks, and of which memb
 that lacks an earlier stage is not to blame for a later one: without a contribution a shard cannot be reduced. What
 remains are *disputes*: pairs of which one member stalls or lies. A member in dispute with more than two thirds of the
 others stalls, and all refuse it. Of a pair that nothing else explains, each refuses the other; a third member refuses
-the one with which it is in dispute as well. The rest leave out the one that is in dispute with more than half of the
-others, if only one is, else the one with fewer committed rounds, on a tie both.
-Disputes are remembered, so that no member picks its victims one by one; but not those of a failure that no single
-member explains: the network was cut, and after further cuts all members would be in dispute with most. A member that
-stalls by this rule itself refuses no other that does: the network has cut them off together, and they make rounds of
-their own.
+the one with which it is in dispute as well, and the rest leave out the one with fewer committed rounds, on a tie both.
+Disputes are remembered, so that no member picks its victims one by one; but not those of a cut network, which no single
+member explains and whose far side is silent: after further cuts all members would be in dispute with most. A member
+that stalls by this rule itself refuses no other that does: the network has cut them off together, and they make rounds
+of their own.
 
 The first failure has no consequence: it may be a bad line, or a machine that slept. For how long a peer is refused
 after a second one is said in `debts`.
@@ -19,7 +18,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Collection, Iterable, Set
+from collections.abc import Collection, Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -44,39 +43,47 @@ class _Failure:
     members: frozenset[str]
     wasted_s: float = 0.0
     lacks: dict[str, Lack | None] = field(default_factory=dict)
-    guilty: set[str] = field(default_factory=set)
-    convicted: set[str] = field(default_factory=set)  # of the guilty, those that were not refused before
     settled: bool = False
 
     def is_most(self, disputes: Collection[Peers]) -> bool:
         """Whether so many disputes of one member are with more than two thirds of the others."""
         return 3 * len(disputes) > 2 * (len(self.members) - 1)
 
-    def is_majority(self, disputes: Collection[Peers]) -> bool:
-        """Whether they are with more than half of the others."""
-        return 2 * len(disputes) > len(self.members) - 1
+    def disputes(self, *, hasty: bool = False) -> set[Peers]:
+        """All pairs of which one member stalls or lies; `hasty`: also with those that may still explain themselves."""
+        pairs = set[Peers]()
+        for accuser, lack in self.lacks.items():
+            for peer_id in lack.names if lack is not None else ():
+                if (blamed := self._blamed(accuser, peer_id, hasty=hasty)) not in (None, accuser):
+                    pairs.add(frozenset({accuser, str(blamed)}))
+        return pairs
 
-    def blamed(self, peer_id: str, lack: Lack | None, *, hasty: bool) -> str | None:
-        """Which member a member that lacks something of `peer_id` is in dispute with: mostly that one, or none."""
-        theirs, stage = self.lacks.get(peer_id), lack.stage if lack is not None else "word"
-        if stage == "word" or (stage == "stream" and theirs is not None and theirs.stage == "word"):
-            return self._first(peer_id, hasty=hasty)
-        if theirs is not None and theirs.stage in EXCUSES.get(stage, ()):
+    def _blamed(self, accuser: str, peer_id: str, *, hasty: bool) -> str | None:
+        """Which member one that lacks something of `peer_id` is in dispute with: mostly that one, or none."""
+        lack, theirs = self.lacks[accuser], self.lacks.get(peer_id)
+        assert lack is not None
+        if lack.stage == "word" or (lack.stage == "stream" and theirs is not None and theirs.stage == "word"):
+            return self._first(accuser, peer_id, hasty=hasty)
+        if theirs is not None and theirs.stage in EXCUSES.get(lack.stage, ()):
             return None
-        return peer_id if hasty or self.settled or theirs is not None or stage not in EXCUSES else None
+        return peer_id if hasty or self.settled or theirs is not None or lack.stage not in EXCUSES else None
 
-    def _first(self, peer_id: str, *, hasty: bool) -> str | None:
-        """The one to blame where members gave up one after the other: each names the one that it heard of."""
+    def _first(self, accuser: str, peer_id: str, *, hasty: bool) -> str | None:
+        """The one to blame where members gave up one after the other: each names the one that it heard of.
+
+        Those that heard a word from a member do not blame it for passing that word on: it may have been told to that
+        member alone.
+        """
         passed, here = {peer_id}, peer_id
         while (lack := self.lacks.get(here)) is not None and lack.stage == "word":
             here = min(lack.names)
             if here in passed:
-                return peer_id  # they name each other in a circle
+                return peer_id if accuser in passed else None  # they name each other in a circle, or one of them lies
             passed.add(here)
         if lack is None:
             return here if hasty or self.settled else None
         if peer_id in lack.names:
-            return peer_id
+            return peer_id if accuser == here else None
         silent = sorted(each for each in lack.names if self.lacks.get(each) is None)
         return silent[0] if silent and self.settled else None
 
@@ -175,17 +182,26 @@ class StallBook:
         """
         first = group not in self._failures
         failure = self._failures.setdefault(group, _Failure(next(self._numbers), frozenset(members)))
-        if failure.settled or failure.lacks.get(member) is not None or member not in failure.members:
+        if failure.settled or member in failure.lacks or member not in failure.members:
             return first
         failure.wasted_s = max(failure.wasted_s, wasted_s, self._timing.least_waste_s)
-        known = lack.names & failure.members if lack is not None else None
-        failure.lacks[member] = replace(lack, names=known) if lack is not None and known else None
+        names = lack.names & failure.members - {member} if lack is not None else frozenset[str]()
+        failure.lacks[member] = replace(lack, names=names) if lack is not None and names else None
         self._held.pop(member, None)
         if failure.members <= failure.lacks.keys():
             self.settle(group)
         else:
-            self._judge(failure)
+            self._hold(failure)
         return first
+
+    def _hold(self, failure: _Failure) -> None:
+        """Until all that comes has come, no seat for those that may stall."""
+        now, hasty = _ByMember(failure.disputes()), _ByMember(failure.disputes(hasty=True))
+        earlier = self._earlier(failure)
+        for peer_id in failure.members if len(failure.members) >= FEWEST else ():
+            unexplained = peer_id not in failure.lacks and hasty.of(peer_id)
+            if unexplained or (now.of(peer_id) and failure.is_most(now.of(peer_id) | earlier.of(peer_id))):
+                self._held.add(peer_id)
 
     def settle(self, group: str) -> None:
         """A while has passed: a member that has not explained itself has no excuse."""
@@ -193,89 +209,73 @@ class StallBook:
         if failure is None or failure.settled:
             return
         failure.settled = True
-        self._judge(failure)
-        if pairs := self._open(failure):
-            self._part(pairs, failure)
+        for peer_id in failure.members:
+            self._held.pop(peer_id, None)
+        disputes = failure.disputes()
+        guilty = self._guilty(failure, disputes)
+        if self._own_id not in guilty:
+            self._convict(guilty, failure)
+        elif len(guilty) > 1:
+            log.info("%s keep their seats: this peer was cut off with them", ", ".join(guilty.keys() - {self._own_id}))
+        silent = {peer_id for peer_id in failure.members - {self._own_id} if failure.lacks.get(peer_id) is None}
+        cut = not frozenset.intersection(*disputes, failure.members) and not any(map(silent.isdisjoint, disputes))
+        self._part({pair for pair in disputes if pair.isdisjoint(guilty)}, failure, silent if cut else set())
 
-    def _judge(self, failure: _Failure) -> None:
-        if len(failure.members) < FEWEST:
-            return
-        pairs, hasty = _ByMember(self._open(failure)), _ByMember(self._open(failure, hasty=True))
-        earlier = _ByMember(pair for pair in self._disputes if pair <= failure.members)
-        for peer_id in sorted(failure.members, key=lambda each: -len(pairs.of(each))):
-            now = pairs.of(peer_id)
-            if now and failure.is_most(now | earlier.of(peer_id)):
-                failure.guilty.add(peer_id)
-                for pair in [pair for pair in self._disputes if peer_id in pair]:
-                    del self._disputes[pair]
-                for disputes in (pairs, hasty, earlier):
-                    disputes.explain(peer_id)
-                if self._own_id not in failure.guilty:
-                    self._convict(peer_id, failure, again=not failure.is_most(now))
-            elif not failure.settled and peer_id not in failure.lacks and hasty.of(peer_id):
-                self._held.add(peer_id)  # until it has explained itself
-        if self._own_id in failure.guilty:
-            self._acquit(failure)
+    def _guilty(self, failure: _Failure, disputes: Set[Peers]) -> dict[str, bool]:
+        """The members in dispute with most; of each, whether only earlier disputes make them most."""
+        now, earlier, guilty = _ByMember(disputes), self._earlier(failure), dict[str, bool]()
+        for peer_id in sorted(failure.members, key=lambda each: (-len(now.of(each)), each)):
+            these = now.of(peer_id)
+            if len(failure.members) >= FEWEST and these and failure.is_most(these | earlier.of(peer_id)):
+                guilty[peer_id] = not failure.is_most(these)
+                for each in (now, earlier):
+                    each.explain(peer_id)
+        for pair in [pair for pair in self._disputes if not pair.isdisjoint(guilty)] if guilty else ():
+            del self._disputes[pair]
+        return guilty
 
-    def _open(self, failure: _Failure, *, hasty: bool = False) -> set[Peers]:
-        """The disputes that no guilty member explains."""
-        return {pair for pair in self._pairs(failure, hasty=hasty) if not pair & failure.guilty}
-
-    @staticmethod
-    def _pairs(failure: _Failure, *, hasty: bool = False) -> set[Peers]:
-        """All disputes; `hasty`: also with members that may still explain themselves."""
-        pairs = set()
-        for accuser, lack in failure.lacks.items():
-            for peer_id in lack.names - {accuser} if lack is not None else ():
-                if (blamed := failure.blamed(peer_id, lack, hasty=hasty)) not in (None, accuser):
-                    pairs.add(frozenset({accuser, str(blamed)}))
-        return pairs
+    def _earlier(self, failure: _Failure) -> _ByMember:
+        return _ByMember(pair for pair in self._disputes if pair <= failure.members)
 
     # -- consequences ------------------------------------------------------------------------------------------------
 
-    def _convict(self, peer_id: str, failure: _Failure, *, again: bool) -> None:
-        log.warning("%s stalled a round: %.1f s were lost, as most members saw", peer_id, failure.wasted_s)
-        if peer_id not in self._refused:
-            failure.convicted.add(peer_id)
-        own, loss = frozenset({peer_id}), Loss(failure.number, failure.wasted_s)
-        refused_s = self._charge(own, loss, self._debts.elsewhere_s([own])[own], again=again)
-        self._refuse(own, refused_s)
-        if refused_s > 0.0:
-            self._shunned.add(peer_id, refused_s / 2)  # others have lost less, and refuse it for less
+    def _convict(self, guilty: Mapping[str, bool], failure: _Failure) -> None:
+        loss, owing = Loss(failure.number, failure.wasted_s), {peer_id: frozenset({peer_id}) for peer_id in guilty}
+        elsewhere_s = self._debts.elsewhere_s(owing.values())
+        for peer_id, own in owing.items():
+            log.warning("%s stalled a round: %.1f s were lost, as most members saw", peer_id, loss.seconds)
+            refused_s = self._charge(own, loss, elsewhere_s[own], again=guilty[peer_id])
+            self._refuse(own, refused_s)
+            if refused_s > 0.0:
+                self._shunned.add(peer_id, refused_s / 2)  # others have lost less, and refuse it for less
 
-    def _acquit(self, failure: _Failure) -> None:
-        """This peer was cut off from most members together with these."""
-        while failure.convicted:
-            peer_id = failure.convicted.pop()
-            log.info("%s keeps its seat: this peer was cut off with it", peer_id)
-            for book in (self._refused, self._shunned):
-                book.pop(peer_id, None)
-            self._debts.forget(frozenset({peer_id}))
-            self._news.discard(peer_id)
+    def _part(self, pairs: Set[Peers], failure: _Failure, beyond: Set[str]) -> None:
+        """The two members of each pair say of each other that a round failed there, and nothing else explains it.
 
-    def _part(self, pairs: Set[Peers], failure: _Failure) -> None:
-        """The two members of each pair say of each other that a round failed there, and nothing else explains it."""
-        cut = not frozenset.intersection(*self._pairs(failure))  # no single member explains all disputes
-        one_did = bool(frozenset.intersection(*pairs))  # the guilty left aside
-        narrow = one_did or 2 * len(pairs) < len(failure.members)  # a network that is cut leaves more pairs
-        disputes = _ByMember({*pairs, *(pair for pair in self._disputes if pair <= failure.members)})
-        accused = {peer_id for peer_id in failure.members if failure.is_majority(disputes.of(peer_id))}
+        Args:
+            beyond: the members on the far side if the network may be cut, else none. Each has a debt of its own.
+        """
+        cut = bool(beyond)
         opponents = {peer_id for pair in pairs if self._own_id in pair for peer_id in pair - {self._own_id}}
-        elsewhere_s = self._debts.elsewhere_s(pairs) if narrow else {}
-        loss = Loss(failure.number, failure.wasted_s, alone=not narrow)
-        for pair in pairs:
+        elsewhere_s = self._debts.elsewhere_s(pairs) if not cut else {}
+        loss = Loss(failure.number, failure.wasted_s, alone=cut)
+        for pair in sorted(pairs, key=sorted):
             log.warning("a round failed between %s: %.1f s were lost", " and ".join(sorted(pair)), loss.seconds)
-            if self._own_id in pair or not pair.isdisjoint(opponents):  # of what this peer saw it refuses no other
-                losers = pair & {*opponents, self._own_id}
-            elif narrow and len(pair & accused) == 1:
-                losers = pair & accused
-            else:
-                least = min(map(self._standing.rounds_of, pair))
-                losers = frozenset(each for each in pair if self._standing.rounds_of(each) == least)
+            losers = self._losers(pair, opponents)
             again = any(map(self._standing.newcomer, losers))
             self._refuse(losers - {self._own_id}, self._charge(pair, loss, elsewhere_s.get(pair, 0.0), again=again))
             if not cut and len(self._disputes) < MAX_REMEMBERED:
                 self._disputes.add(pair, max(self._timing.dispute_s, self._debts.left_s(pair)))
+        for peer_id in sorted(beyond & frozenset().union(*pairs)):
+            own = frozenset({peer_id})
+            self._refuse(own, self._charge(own, loss, again=False))
+
+    def _losers(self, pair: Peers, opponents: Set[str]) -> Peers:
+        """Which of a pair this peer leaves out, perhaps itself; `opponents`: with whom it is in dispute just now."""
+        if self._own_id in pair or not pair.isdisjoint(opponents):  # of what this peer saw it refuses no other
+            return pair & {*opponents, self._own_id}
+        least = min(map(self._standing.rounds_of, pair))
+        return frozenset(each for each in pair if self._standing.rounds_of(each) == least)
 
     def _charge(self, peers: Peers, loss: Loss, elsewhere_s: float = 0.0, *, again: bool) -> float:
         """Add to a debt. -> seconds of refusal. A peer in probation has no first time: identities are free."""

@@ -24,9 +24,8 @@ a round. Looked at are the rounds of {seconds:g} s, after {warm} to measure each
 in committed rounds of each of the three peers that are alike, in the mean; `last` that of the fourth, and `counts` the
 share of what it trained between these rounds. All processes share this machine's cores: see the load. A round has to
 be long beside a step of the slowest peer and beside the exchange: a weight is at most that of twice a round's steps,
-and what a peer trains beyond that in a round that takes longer is lost. Why 5 Mbit/s cost more than they should: a
-round may take five seconds and four times what most of its members took, and a member that is later than that is left
-out for a while, since it might stall on purpose. With a fifth of the others' line a peer needs more."""
+and what a peer trains beyond that in a round that takes longer is lost. A round may take five seconds and four times
+what most of its members took, and longer by what the slowest line among them needs, as the joins say."""
 CASES = {
     "three alike": Case(recipe="paba", mbit=MBIT, loss=0.0, peers=3, steps=STEPS, step_s=STEP_S),
     "a fourth, ten times slower": Case(recipe="paba", mbit=MBIT, loss=0.0, slow=True, steps=STEPS, step_s=STEP_S),

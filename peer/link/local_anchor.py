@@ -16,10 +16,10 @@ from peer.link.messages import LivePeers, Message, RoundEnded
 from peer.link.second_trajectory import LocalParameters, SecondTrajectory
 from peer.link.transfer import BackgroundCopies, Done, Transfer
 from peer.outer.aggregate.gram import largest_magnitude
+from peer.outer.compress.base import LARGEST_VALUE
 from peer.outer.optim.optimizers import OuterOptimizer
 from peer.outer.policy.merge_rules import Carry, MergeRule
 from peer.outer.policy.regular import Event
-from peer.outer.state.outer_state import LARGEST_VALUE
 from peer.outer.state.own_part import OwnPart
 
 CARRY: Final = Carry()

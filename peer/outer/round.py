@@ -15,13 +15,13 @@ from typing import Literal, Protocol
 from torch import Tensor
 
 from peer.errors import AtollError
-from peer.outer.compress.base import NonFiniteError
+from peer.outer.compress.base import LARGEST_VALUE, NonFiniteError
 from peer.outer.numerics.offload import run_offloaded
 from peer.outer.record import Drop, Instead, RoundRecord
-from peer.outer.state.outer_state import OuterState
+from peer.outer.state.outer_state import OuterState, bound_of
 from peer.outer.state.wire_format import AnyUpdate
 from peer.printable import printable
-from peer.protocol.lineage import Certificate, Link, Member
+from peer.protocol.lineage import Certificate, Link, Member, shares_of
 from peer.protocol.wire import JoinMessage
 
 Phase = Literal["match", "exchange", "commit"]
@@ -161,7 +161,7 @@ async def link_of(group: Group, exchanged: Exchanged, state: OuterState, digest:
     try:
         update_digest = await run_offloaded(state.numel, look)
     except NonFiniteError as error:
-        raise RoundAborted("exchange", str(error)) from None
+        raise RoundAborted("exchange", str(error), culprit=_reducer_of(group, exchanged, state)) from None
     return Link(
         run_id=group.join.run_id,
         fragment=group.join.fragment,
@@ -172,6 +172,16 @@ async def link_of(group: Group, exchanged: Exchanged, state: OuterState, digest:
         state_digest=digest,
         residuals=exchanged.residuals,
     )
+
+
+def _reducer_of(group: Group, exchanged: Exchanged, state: OuterState) -> str | None:
+    """Whose shard is too large; None in a round without reducers."""
+    shards = state.wire.among(shares_of(group.members)).bounds(len(group.members))
+    for member, (start, stop) in zip(group.members, shards, strict=True):
+        if start < stop and not bound_of(exchanged.update, start, stop) <= LARGEST_VALUE:
+            return member.peer_id
+    return None
+
 
 
 def _durations(marks: dict[str, float], end: float) -> dict[str, float]:

@@ -17,6 +17,8 @@ from peer.outer.numerics.kernels import Coded, kernels_for
 Payload = bytes | bytearray | memoryview
 Read = Callable[[int, int], Tensor]
 Shapes = Sequence[tuple[int, ...]]
+LARGEST_VALUE = 2.0**48  # of an update: the sum of 2^24 such squares is within fp32's range
+LARGEST_CONTRIBUTION = LARGEST_VALUE / 2  # so that what is made of such, and written, is no larger
 
 
 class PayloadError(ProtocolError):
@@ -180,6 +182,13 @@ def is_finite(x: Tensor) -> bool:
         return True
     low, high = torch.aminmax(x)  # both become NaN if any element is
     return math.isfinite(low.item()) and math.isfinite(high.item())
+
+
+def check_values(x: Tensor, largest: float) -> None:
+    """Raises PayloadError for NaN, and for values beyond what rounds carry on: one member's would end each round."""
+    low, high = torch.aminmax(x) if x.numel() else (x.new_zeros(()), x.new_zeros(()))
+    if not max(-low.item(), high.item()) <= largest:  # NaN compares as false
+        raise PayloadError(f"values up to {max(-low.item(), high.item()):.2g}: more than {largest:.2g} is not applied")
 
 
 def check_vector(x: Tensor) -> None:

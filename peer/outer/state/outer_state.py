@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from peer.errors import ProtocolError
-from peer.outer.compress.base import NonFiniteError, Payload
+from peer.outer.compress.base import LARGEST_VALUE, NonFiniteError, Payload
 from peer.outer.math.source import Source
 from peer.outer.math.step import Aggregate, Scaled, clip_factor, step_
 from peer.outer.numerics.tiles import tile_ranges
@@ -22,7 +22,6 @@ from peer.protocol import hashing
 
 CHUNK = 1 << 20  # elements; part of the protocol, since the digest is a digest of chunk digests
 MEAN = Sgd(lr=1.0)  # of moments: mean <- mean - mean of (mean - local)
-LARGEST_VALUE = 2.0**48  # of an update: the sum of 2^24 such squares is within fp32's range
 _DIGEST_TAG = b"atoll-state-2"
 _FRAGMENTS_TAG = b"atoll-fragments-1"
 
@@ -147,12 +146,7 @@ class OuterState:
         """
         self._check_size(update)
         for start, stop in tile_ranges(0, update.numel):
-            coded = update.coded(start, stop)
-            if coded is None:
-                low, high = torch.aminmax(update.decode_range(start, stop))
-                bound = max(-low.item(), high.item())
-            else:
-                bound = max(one.bound for one in coded)
+            bound = bound_of(update, start, stop)
             if not bound <= LARGEST_VALUE:  # NaN compares as false
                 values = f"values [{start}, {stop}) of the update"
                 raise NonFiniteError(f"{values} may reach {bound:.2g}: more than {LARGEST_VALUE:.2g} is not applied")
@@ -269,3 +263,12 @@ def chunks(numel: int, size: int) -> Iterator[tuple[int, int]]:
 
 def _bytes_of(chunk: Tensor) -> memoryview:
     return chunk.detach().numpy().astype("<f4", copy=False).data
+
+
+def bound_of(update: AnyUpdate, start: int, stop: int) -> float:
+    """What no value of this range of an update exceeds; NaN for NaN."""
+    coded = update.coded(start, stop)
+    if coded is not None:
+        return max(one.bound for one in coded)
+    low, high = torch.aminmax(update.decode_range(start, stop))
+    return max(-low.item(), high.item())

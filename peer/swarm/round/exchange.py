@@ -239,6 +239,7 @@ class Exchange:
         persistent, self._group = self._group, None
         if persistent is None:
             return
+        persistent.leave()
         self._pool.rest(self._node.timing.buffer_kept_s)
         if self._buffers is not None:
             self._buffers = None

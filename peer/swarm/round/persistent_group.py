@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Callable
 from typing import Protocol
 
@@ -52,7 +53,8 @@ class PersistentGroup:
 
     Attributes:
         position: of the group; None until its first round is applied.
-        broken: why it ended, once it has.
+        broken: why it ends: with the round that runs, if one does.
+        left_at: when this peer left it, by the loop's clock; infinite before.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class PersistentGroup:
         self.position: Position | None = None
         self.members = frozenset(first.order)
         self.broken: RoundAborted | None = None
+        self.left_at = math.inf
         self.outbound: dict[str, FrameStream] = {}
         self._open_join, self._owner = open_join, owner
         self._inbound: dict[str, FrameStream] = {}
@@ -147,10 +150,15 @@ class PersistentGroup:
     def end(self, abort: RoundAborted) -> None:
         """End the group at once: no member waits for it any longer."""
         self.broken = self.broken or abort
+        self.leave()
         self.buffers.close(abort)
         self._wake()
         for stream in self._inbound.values():  # they end with the other side, unless it breaks the protocol
             asyncio.get_running_loop().call_later(self._timing.finish_timeout_s, stream.close)
+
+    def leave(self) -> None:
+        """This peer waits for nothing more in it."""
+        self.left_at = min(self.left_at, asyncio.get_running_loop().time())
 
     async def tell(self, message: AbortMessage) -> None:
         """Tell the others that this peer gives up, where a stream is not in the middle of a frame."""

@@ -157,8 +157,17 @@ class Guard:
         """A member, perhaps this peer, gives up and says what it lacks."""
         group = persistent.identifier
         if self.stalls.told(group, persistent.members, member, lack, lost_s):
-            loop = asyncio.get_running_loop()
-            loop.call_later(self._node.timing.stall_words_s, self.stalls.settle, group)
+            asyncio.get_running_loop().call_later(self._node.timing.stall_words_s, self._settle, persistent)
+
+    def _settle(self, persistent: PersistentGroup) -> None:
+        """Once the others had time for their words after this peer has left the round: what a member says early must
+        not close the book to what the others see at the deadline.
+        """
+        loop, words_s = asyncio.get_running_loop(), self._node.timing.stall_words_s
+        if (left_s := persistent.left_at + words_s - loop.time()) > 0.0:
+            loop.call_later(min(left_s, words_s), self._settle, persistent)
+        else:
+            self.stalls.settle(persistent.identifier)
 
     def cost(self, peer_id: str, seconds: float) -> None:
         """This peer has lost so much time through that one."""
@@ -196,7 +205,7 @@ class Guard:
                 differ.remote, persistent.identifier, persistent.position.round, buffers.joins
             )
         if culprit is None:
-            return RoundAborted("exchange", differ.reason)
+            return RoundAborted("exchange", differ.reason, differ.remote)  # the two are in dispute
         return RoundAborted("exchange", f"{differ.reason}: {culprit} signed two conflicting joins", culprit)
 
     # -- after it ----------------------------------------------------------------------------------------------------

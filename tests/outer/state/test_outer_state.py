@@ -12,7 +12,7 @@ import torch
 from blake3 import blake3
 
 from peer.errors import ProtocolError
-from peer.outer.compress.base import Compressor, NonFiniteError, Payload, is_finite
+from peer.outer.compress.base import LARGEST_VALUE, Compressor, NonFiniteError, Payload, is_finite
 from peer.outer.compress.identity import Fp32
 from peer.outer.compress.int8 import BlockInt8
 from peer.outer.compress.registry import COMPRESSORS
@@ -21,7 +21,7 @@ from peer.outer.numerics.tiles import TILE_ELEMENTS
 from peer.outer.optim.optimizers import Nesterov, OuterOptimizer, Vectors
 from peer.outer.state import outer_state as state_module
 from peer.outer.state.flat_layout import shards_of
-from peer.outer.state.outer_state import CHUNK, LARGEST_VALUE, OuterState, digest_of, state_digest
+from peer.outer.state.outer_state import CHUNK, OuterState, digest_of, state_digest
 from peer.outer.state.reduced_update import SLICE, ReduceFormat, Update
 from tests.outer.optim.test_optimizers import ALL, AVERAGED
 

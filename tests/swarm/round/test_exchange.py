@@ -2,17 +2,21 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 
 import pytest
 import torch
 
+from peer.outer.compress.registry import COMPRESSORS
 from peer.outer.recipe.resolve import swarm_recipe
 from peer.outer.round import RoundAborted, link_of
 from peer.outer.state.outer_state import CHUNK
+from peer.outer.state.reduced_update import Update
 from peer.protocol.manifest import RecipeSpec
 from peer.protocol.wire import Kind
 from peer.swarm.net.stream import FrameStream
 from peer.swarm.round.deadline import DeadlineEstimator
+from peer.swarm.round.signatures import MalformedError
 from peer.swarm.runtime.timing import STANDARD
 from tests.outer.reference import reduced
 from tests.swarm.runs import contributions
@@ -65,12 +69,26 @@ async def test_contributions_go_before_reduced_slices(network, monkeypatch):
         assert len(order) >= 8
 
 
-async def test_an_update_beyond_fp32_is_not_signed(network):
-    table = Table(network, 2, codec="fp32", numel=10)
-    table.locals = [torch.full((10,), -3e38)] * 2
-    for index, outcome in enumerate(await table.all()):
-        with pytest.raises(RoundAborted, match=r"values \[0, 10\) of the update may reach 3e\+38"):
-            await link_of(table.groups[index], outcome, table.states[index], table.states[index].digest())
+@pytest.mark.parametrize("value", [3e38, 2.0**48])
+async def test_who_sends_values_that_cannot_be_applied_is_named(network, value):
+    """Else each honest member would give the round up, and blame no member for it."""
+    table = Table(network, 3, codec="fp32", numel=12)
+    table.locals[1] = torch.full((12,), -value)
+    outcomes = await table.all()
+    assert {type(outcomes[index]) for index in (0, 2)} == {MalformedError}
+    assert {outcomes[index].culprit for index in (0, 2)} == {table.nodes[1].peer_id}
+    assert "more than 1.4e+14 is not applied" in str(outcomes[0])
+
+
+async def test_who_reduces_to_values_that_cannot_be_applied_is_named(network):
+    table = Table(network, 3, codec="fp32", numel=12)
+    outcomes, codec = await table.all(), COMPRESSORS["fp32"]
+    for index, place in ((0, 1), (2, 1), (0, 2)):
+        payloads = [codec.encode(torch.full((4,), 4e14 if shard == place else 1.0)) for shard in range(3)]
+        lie = replace(outcomes[index], update=Update(tuple(payloads), 12, codec))
+        with pytest.raises(RoundAborted, match=r"values \[0, 12\) of the update may reach 4e\+14") as caught:
+            await link_of(table.groups[index], lie, table.states[index], table.states[index].digest())
+        assert caught.value.culprit == table.groups[index].members[place].peer_id
 
 
 async def test_the_weights_are_the_rosters(network):

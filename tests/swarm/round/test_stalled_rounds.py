@@ -148,7 +148,9 @@ async def test_who_is_not_ready_for_the_next_round_is_named_by_those_that_waited
         await seat.exchange.dissolve(caught.value)
     for seat in honest:
         await until(lambda seat=seat: len(seat.guard.stalls._failures[firsts[0].id].lacks) >= 3, 5.0)
-        assert seat.guard.stalls._failures[firsts[0].id].guilty == {liar.peer_id}
+        owing = frozenset({liar.peer_id})
+        await until(lambda seat=seat, owing=owing: seat.guard.stalls._debts.left_s(owing) > 0.0, 5.0)
+        assert all(seat.guard.stalls._debts.left_s(frozenset({other.peer_id})) == 0.0 for other in honest)
 
 
 def test_what_a_member_lacks_is_told_within_bounds():

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from statistics import median_low
 from typing import Any
 
-from peer.outer.policy.claims import Claim, level_of, lines_of, rate_of
+from peer.outer.policy.claims import Claim, level_of, rate_of
 from peer.outer.policy.work_allocation import Allotment
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.state.fragments import Fragments
@@ -57,9 +58,9 @@ class Allotter:
         if self._even:
             return Allotment()
         claims = _claims_of(joins)
-        for (peer_id, _), claim, up in zip(joins, claims, lines_of(claims).up, strict=True):
+        for (peer_id, _), claim in zip(joins, claims, strict=True):
             if peer_id == self._own_id and claim.seen:
-                self._measured_up = up
+                self._measured_up = median_low(claim.seen)
         recipe, wire = self._recipe, self._fragments.at(round).wire
         steps = recipe.rounds.length(round + 1) if recipe.allocator.uneven else 0
         return recipe.allocator.allot(claims, wire, steps, self._tokens_per_step)

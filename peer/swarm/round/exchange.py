@@ -193,11 +193,11 @@ class Exchange:
         """After this the trainer may change the snapshot, and the anchor may change.
 
         There is a certificate: a member that does not read may delay the others as long again as the round took so far,
-        or as long as all lines among them need.
+        or until the slowest line among them had its time.
         """
-        now = self._clock()
-        least_s = self._node.timing.min_sending_s + buffers.patience_s
-        left = min(max(0.0, buffers.deadline - now), max(least_s, now - buffers.began))
+        now, sending_s = self._clock(), self._node.timing.min_sending_s
+        took_s = now - buffers.began
+        left = min(max(0.0, buffers.deadline - now), max(sending_s, sending_s + buffers.patience_s - took_s, took_s))
         _, unsent = await asyncio.wait(buffers.senders.values(), timeout=left)
         await cancel_and_wait(unsent)
         await self._strategy.idle()

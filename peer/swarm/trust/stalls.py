@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -62,7 +63,7 @@ class _Failure:
         """Which member one that lacks something of `peer_id` is in dispute with: mostly that one, or none."""
         lack, theirs = self.lacks[accuser], self.lacks.get(peer_id)
         assert lack is not None
-        if lack.stage == "word" or (lack.stage == "stream" and theirs is not None and theirs.stage == "word"):
+        if lack.stage == "word" or (theirs is not None and theirs.stage == "word"):
             return self._first(accuser, peer_id, hasty=hasty)
         if theirs is not None and theirs.stage in EXCUSES.get(lack.stage, ()):
             return None
@@ -78,14 +79,42 @@ class _Failure:
         while (lack := self.lacks.get(here)) is not None and lack.stage == "word":
             here = min(lack.names)
             if here in passed:
-                return peer_id if accuser in passed else None  # they name each other in a circle, or one of them lies
+                return peer_id if passed == {accuser, peer_id} else None  # the two name each other; or see `circled`
             passed.add(here)
         if lack is None:
             return here if hasty or self.settled else None
         if peer_id in lack.names:
-            return peer_id if accuser == here else None
+            return peer_id if passed == {accuser, peer_id} else None
         silent = sorted(each for each in lack.names if self.lacks.get(each) is None)
         return silent[0] if silent and self.settled else None
+
+    def circled(self) -> tuple[set[Peers], set[str]]:
+        """The members that explain in a circle of three or more why they gave up. One of them lies: no member can have
+        given up because of another that did so later. The one that most members name was the first that all heard.
+
+        Returns:
+            It and the member that it names, in dispute; and the members of a circle where most name no single one, but
+            none where all of a round are in one circle: all would leave all.
+        """
+        names = {one: {min(lack.names)} if lack.stage == "word" else lack.names
+                 for one, lack in self.lacks.items() if lack is not None}  # fmt: skip
+        causes = {one: {name for name in names[one] if self._explains(name, one)} for one in names}
+        after = {one: _reached(one, causes) for one in causes}
+        pairs, unclear = set[Peers](), set[str]()
+        for circle in {frozenset(other for other in after[one] if one in after.get(other, ())) for one in after}:
+            named = Counter(name for own in names.values() for name in own & circle)
+            first = [one for one in circle if named[one] == max(named.values())]
+            if len(circle) >= 3 and len(first) == 1:
+                pairs |= {frozenset({first[0], cause}) for cause in causes[first[0]] & circle}
+            elif 3 <= len(circle) < len(self.members):
+                unclear |= circle
+        return pairs, unclear
+
+    def _explains(self, peer_id: str, accuser: str) -> bool:
+        """Whether what this member lacks is the reason why the accuser lacks something of it."""
+        lack, theirs = self.lacks[accuser], self.lacks.get(peer_id)
+        assert lack is not None
+        return theirs is not None and (lack.stage == "word" or theirs.stage in ("word", *EXCUSES.get(lack.stage, ())))
 
 
 class Standing(Protocol):
@@ -211,7 +240,8 @@ class StallBook:
         failure.settled = True
         for peer_id in failure.members:
             self._held.pop(peer_id, None)
-        disputes = failure.disputes()
+        circled, unclear = failure.circled()
+        disputes = failure.disputes() | circled
         guilty = self._guilty(failure, disputes)
         if self._own_id not in guilty:
             self._convict(guilty, failure)
@@ -219,7 +249,12 @@ class StallBook:
             log.info("%s keep their seats: this peer was cut off with them", ", ".join(guilty.keys() - {self._own_id}))
         silent = {peer_id for peer_id in failure.members - {self._own_id} if failure.lacks.get(peer_id) is None}
         cut = not frozenset.intersection(*disputes, failure.members) and not any(map(silent.isdisjoint, disputes))
-        self._part({pair for pair in disputes if pair.isdisjoint(guilty)}, failure, silent if cut else set())
+        pairs = {pair for pair in disputes if pair.isdisjoint(guilty)}
+        self._part(pairs, failure, cut=cut)
+        for peer_id in sorted((unclear | (silent & frozenset().union(*pairs) if cut else set())) - guilty.keys()):
+            own = frozenset({peer_id})
+            refused_s = self._charge(own, Loss(failure.number, failure.wasted_s, alone=True), again=False)
+            self._refuse(own - {self._own_id}, refused_s)
 
     def _guilty(self, failure: _Failure, disputes: Set[Peers]) -> dict[str, bool]:
         """The members in dispute with most; of each, whether only earlier disputes make them most."""
@@ -249,13 +284,12 @@ class StallBook:
             if refused_s > 0.0:
                 self._shunned.add(peer_id, refused_s / 2)  # others have lost less, and refuse it for less
 
-    def _part(self, pairs: Set[Peers], failure: _Failure, beyond: Set[str]) -> None:
+    def _part(self, pairs: Set[Peers], failure: _Failure, *, cut: bool) -> None:
         """The two members of each pair say of each other that a round failed there, and nothing else explains it.
 
         Args:
-            beyond: the members on the far side if the network may be cut, else none. Each has a debt of its own.
+            cut: the network may be cut.
         """
-        cut = bool(beyond)
         opponents = {peer_id for pair in pairs if self._own_id in pair for peer_id in pair - {self._own_id}}
         elsewhere_s = self._debts.elsewhere_s(pairs) if not cut else {}
         loss = Loss(failure.number, failure.wasted_s, alone=cut)
@@ -266,9 +300,6 @@ class StallBook:
             self._refuse(losers - {self._own_id}, self._charge(pair, loss, elsewhere_s.get(pair, 0.0), again=again))
             if not cut and len(self._disputes) < MAX_REMEMBERED:
                 self._disputes.add(pair, max(self._timing.dispute_s, self._debts.left_s(pair)))
-        for peer_id in sorted(beyond & frozenset().union(*pairs)):
-            own = frozenset({peer_id})
-            self._refuse(own, self._charge(own, loss, again=False))
 
     def _losers(self, pair: Peers, opponents: Set[str]) -> Peers:
         """Which of a pair this peer leaves out, perhaps itself; `opponents`: with whom it is in dispute just now."""
@@ -291,6 +322,16 @@ class StallBook:
             log.warning("%s gets no seat from this peer for %.0f s", peer_id, seconds)
             self._refused.add(peer_id, max(seconds, self._refused.left_s(peer_id)))
             self._news.add(peer_id)
+
+
+def _reached(start: str, edges: Mapping[str, Set[str]]) -> set[str]:
+    """All that follows in so many steps, at least one."""
+    found, ahead = set[str](), [start]
+    while ahead:
+        new = edges.get(ahead.pop(), set()) - found
+        found |= new
+        ahead += new
+    return found
 
 
 class _ByMember:

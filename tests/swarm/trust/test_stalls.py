@@ -173,6 +173,37 @@ def test_who_lies_to_one_member_alone_gets_no_member_blamed_that_passes_it_on(li
         assert not books.books[owner].shuns(LIAR)  # two members accuse each other, no more
 
 
+@pytest.mark.parametrize("rounds", [15, 20, 25])
+@pytest.mark.parametrize("others", [2, 3, 7, 15])
+def test_explanations_in_a_circle_cost_their_liar_a_seat_and_part_no_honest_pair(rounds, others):
+    """x lies to one member alone, which gives up; the others hear of that, and x says that another gave up first."""
+    honest = [f"m{number}" for number in range(others)]
+    books = Books(*honest[-2:], members=(*honest, LIAR), x=rounds)
+    for victim in (0, 1):
+        words = dict.fromkeys(honest, f"word m{victim}") | {f"m{victim}": "word x"}
+        books.fail(1.0, **words, x=f"word m{1 - victim}")
+    for owner in honest[-2:]:
+        assert not any(pair <= set(honest) for pair in books.books[owner]._disputes)
+        if others > 2:  # most have heard of the victim first, and that one names x
+            assert set(books.books[owner]._disputes) == {frozenset({LIAR, victim}) for victim in ("m0", "m1")}
+    books.clock.now += FACTOR * 3.0
+    assert [books.refused(owner) for owner in honest[-2:]] == [set(), set()]
+
+
+@pytest.mark.parametrize("circle", ["word m1", "vote m1", "reduced m0"])
+@pytest.mark.parametrize("others", [3, 7, 15])
+def test_who_ends_the_round_of_one_member_late_gets_it_blamed_by_no_other(circle, others):
+    """m0 gave up for a word of x; that word of m0 comes when the others have missed its shard for long."""
+    honest = [f"m{number}" for number in range(others)]
+    books = Books(*honest[-2:], members=(*honest, LIAR), x=25)
+    for _ in range(2):
+        books.fail(3.0, **dict.fromkeys(honest[1:], "reduced m0") | {"m0": "word x"}, x=circle)
+        assert not any(books.books[owner].shuns("m0") for owner in honest[-2:])
+    own = [books.books[owner]._debts.left_s(frozenset({LIAR})) for owner in honest[-2:]]
+    pair = [books.books[owner]._debts.left_s(frozenset({LIAR, "m0"})) for owner in honest[-2:]]
+    assert min(map(max, own, pair)) > FACTOR * 3.0  # it owes for both failures
+
+
 @pytest.mark.parametrize("spoken", [True, False])
 @pytest.mark.parametrize(("others", "accomplices"), [(6, 1), (14, 1), (30, 1), (6, 2), (14, 3)])
 def test_stalls_that_look_like_a_cut_cost_an_eighth_of_the_time(others, accomplices, spoken):

@@ -175,7 +175,7 @@ class TestSwarm:
         try:
             member.sync.poll()
         except AgentGoneError:
-            member.frozen = True
+            member.frozen = member.sync.finished  # else its next step starts another agent
 
     def explain(self) -> str:
         """What everybody did, for the message of a failed test."""

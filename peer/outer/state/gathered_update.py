@@ -16,7 +16,15 @@ from typing import ClassVar
 from torch import Tensor
 
 from peer.outer.aggregate.base import Aggregator
-from peer.outer.compress.base import Codec, NonFiniteError, Payload, PayloadError, check_length
+from peer.outer.compress.base import (
+    LARGEST_CONTRIBUTION,
+    Codec,
+    NonFiniteError,
+    Payload,
+    PayloadError,
+    check_length,
+    check_values,
+)
 from peer.outer.compress.feedback import Encoder, ErrorFeedback
 from peer.outer.compress.topk import TopK
 from peer.outer.math.aggregation import COSINE_SAMPLE, Aggregation
@@ -160,7 +168,9 @@ class GatherFormat(WireFormat):
     ) -> Tensor:
         if self.exact:
             check_length(payload, codec.wire_bytes(self.numel), codec.name, self.numel)
-        return codec.decode(payload, self.numel) if known is None else known
+        values = codec.decode(payload, self.numel) if known is None else known
+        check_values(values, LARGEST_CONTRIBUTION)
+        return values
 
     def split(self, payload: Payload, weights: Sequence[int], round: int) -> Gathered:
         members, view = len(weights), memoryview(payload)

@@ -9,7 +9,16 @@ from itertools import accumulate
 
 from torch import Tensor
 
-from peer.outer.compress.base import Compressor, MemberPayloadError, Payload, PayloadError, Read, check_length
+from peer.outer.compress.base import (
+    LARGEST_CONTRIBUTION,
+    Compressor,
+    MemberPayloadError,
+    Payload,
+    PayloadError,
+    Read,
+    check_length,
+    check_values,
+)
 from peer.outer.compress.feedback import ErrorFeedback
 from peer.outer.compress.residual import DeferredResidual
 from peer.outer.math.aggregation import Aggregation
@@ -187,7 +196,12 @@ class ReduceFormat(WireFormat):
         def write(n: int, read: Read) -> bytes:
             return feedback.encode(self.codec, start, stop, read) if feedback else self.codec.encode_ranges(n, read)
 
-        contributions = [partial(self.codec.decode_range, payload, stop - start) for payload in payloads]
+        def contribution(payload: Payload, first: int, last: int, room: Tensor | None) -> Tensor:
+            values = self.codec.decode_range(payload, stop - start, first, last, room)
+            check_values(values, LARGEST_CONTRIBUTION)
+            return values
+
+        contributions = [partial(contribution, payload) for payload in payloads]
         return aggregation.reduce(contributions, stop - start, write)
 
     def mean(

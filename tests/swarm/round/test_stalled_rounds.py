@@ -134,6 +134,70 @@ async def test_who_leaves_in_the_middle_is_named_before_the_deadline(network, tm
     assert not any(seat.guard.stalls.shuns(other.peer_id) for seat in honest for other in honest)
 
 
+def sends(seat, sending):
+    """Let a member send its frames by this: (stream, its own `send`, frame kind, body)."""
+    opening = seat.node.open
+
+    async def opened(*arguments, **options):
+        stream = await opening(*arguments, **options)
+        send = stream.send
+
+        async def by(kind, body=b"", *rest, **more):
+            await sending(stream, lambda other=body: send(kind, other, *rest, **more), kind, body)
+
+        stream.send = by
+        return stream
+
+    seat.node.open = opened
+
+
+async def test_who_signs_for_another_group_towards_one_member_gets_no_other_refuse_that_one(network, tmp_path):
+    circle = await circle_of(network, tmp_path)
+    victim, *others, liar = circle.seats
+
+    async def sending(stream, send, kind, body):
+        lies = kind is Kind.SEAL_SENT and stream.remote == victim.peer_id
+        await send(bytes([bytes(body)[0] ^ 1]) + bytes(body)[1:]) if lies else await send()
+
+    sends(liar, sending)
+    for _ in range(3):
+        for words in (await failed_round(circle))[:3]:
+            assert words[victim.peer_id] == Lack("stream", frozenset({liar.peer_id}))
+    assert refused(circle, victim) == {liar.peer_id}
+    for seat in others:
+        assert set(seat.guard.stalls._disputes) == {frozenset({victim.peer_id, liar.peer_id})}
+        assert not seat.guard.stalls.shuns(victim.peer_id)
+
+
+async def test_a_word_before_the_deadline_does_not_close_the_books_to_what_is_seen_then(network, tmp_path):
+    """Each round the liar withholds from another victim, and leaves the others, which have all that it sends."""
+    circle = await circle_of(network, tmp_path)
+    network.retime(min_exchange_s=2.0, soft_exchange_s=2.0, stall_words_s=0.6)
+    *honest, liar = circle.seats
+    victims = list(honest)
+    for seat in circle.seats:
+        budget = seat.exchange._budget
+        budget._cap_s = budget._floor_s = budget._soft_s = 2.0
+
+    async def sending(stream, send, kind, _):
+        if kind is Kind.SEAL_SENT and stream.remote == victims[0].peer_id:
+            await asyncio.Event().wait()
+        await send()
+        if kind is Kind.SEAL_REDUCED and stream.remote != victims[0].peer_id:
+            await stream.send_message(Kind.ABORT, AbortMessage(reason="r"))
+            await asyncio.Event().wait()
+
+    sends(liar, sending)
+    while victims:
+        victim = victims[0]
+        for words in (await failed_round(circle))[:3]:
+            assert words[victim.peer_id] == Lack("contribution", frozenset({liar.peer_id}))
+        victims.pop(0)
+    for seat in honest:
+        assert refused(circle, seat) == {liar.peer_id}
+        assert seat.guard.stalls.shuns(liar.peer_id)
+
+
 async def test_who_is_not_ready_for_the_next_round_is_named_by_those_that_waited(network, tmp_path):
     circle = await circle_of(network, tmp_path)
     *honest, liar = circle.seats

@@ -21,7 +21,7 @@ from peer.outer.topology.topologies import Links
 
 NO_REST = 1e-9  # of a total: what rounding leaves
 NO_TIME = 0.01  # of a round: a line that sends a payload in less is as good as any
-PATIENCE = 0.25  # of a round: what an exchange may take longer for the slowest line
+SLOW_LINE_SHARE = 0.25  # of a round: what an exchange may take longer for the slowest line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,7 @@ class WorkAllocator(ABC):
         """
         return Allotment()
 
-    def patience_s(self, claims: Sequence[Claim], wire: WireFormat) -> float:  # noqa: ARG002
+    def slow_line_s(self, claims: Sequence[Claim], wire: WireFormat) -> float:  # noqa: ARG002
         """What the exchange of these members may take longer than usual, since a line among them is slow."""
         return 0.0
 
@@ -166,10 +166,10 @@ class TimeBalanced(WorkAllocator):
         cells = largest_remainder(work.shares, -(-wire.numel // wire.cell))
         return Allotment(steps=tuple(max(1, own) for own in work.steps), shares=cells)
 
-    def patience_s(self, claims: Sequence[Claim], wire: WireFormat) -> float:
+    def slow_line_s(self, claims: Sequence[Claim], wire: WireFormat) -> float:
         """A short payload goes both ways in turn: nothing is reduced before all of it has come."""
         longer_s = 2.0 * sum(wire.contributed_bytes(1, 0)) * behind_s_a_byte(claims)
-        return min(longer_s, PATIENCE * round_s_of(claims))
+        return min(longer_s, SLOW_LINE_SHARE * round_s_of(claims))
 
 
 @dataclass(frozen=True, kw_only=True)

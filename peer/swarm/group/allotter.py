@@ -53,23 +53,26 @@ class Allotter:
         up = self._up if group else min(filter(None, (self._up, self._measured_up)), default=0.0)
         return {"speed": round(self._tokens_per_s()), "up": round(up), "seen": seen if group and self._seen else ""}
 
+    def hear(self, joins: Sequence[tuple[str, JoinMessage]]) -> None:
+        """What the others of a persistent group saw of this peer's line, for the joins of new groups."""
+        for (peer_id, _), claim in zip(joins, _claims_of(joins), strict=True):
+            if peer_id == self._own_id and claim.seen:
+                self._measured_up = median_low(claim.seen)
+
     def of(self, joins: Sequence[tuple[str, JoinMessage]], round: int) -> Allotment:
         """What each of these members does of the round that follows `round` rounds."""
         if self._even:
             return Allotment()
         claims = _claims_of(joins)
-        for (peer_id, _), claim in zip(joins, claims, strict=True):
-            if peer_id == self._own_id and claim.seen:
-                self._measured_up = median_low(claim.seen)
         recipe, wire = self._recipe, self._fragments.at(round).wire
         steps = recipe.rounds.length(round + 1) if recipe.allocator.uneven else 0
         return recipe.allocator.allot(claims, wire, steps, self._tokens_per_step)
 
-    def patience_s(self, joins: Sequence[tuple[str, JoinMessage]], round: int) -> float:
+    def slow_line_s(self, joins: Sequence[tuple[str, JoinMessage]], round: int) -> float:
         """What the exchange of the round that follows `round` rounds may take longer, since a member's line is slow."""
         if self._even:
             return 0.0
-        return self._recipe.allocator.patience_s(_claims_of(joins), self._fragments.at(round).wire)
+        return self._recipe.allocator.slow_line_s(_claims_of(joins), self._fragments.at(round).wire)
 
 
 def _claims_of(joins: Sequence[tuple[str, JoinMessage]]) -> list[Claim]:

@@ -199,11 +199,14 @@ class RosterAuthority:
 
     def allot(self, group: Group, round: int) -> Allotment:
         """What each member of a group does of the round that follows `round` rounds, in its present order."""
-        return self._allotter.of(_joins_of(group), round) if self._allotter is not None else Allotment()
+        if self._allotter is None:
+            return Allotment()
+        self._allotter.hear(_joins_of(group))
+        return self._allotter.of(_joins_of(group), round)
 
-    def patience_s(self, group: Group, round: int) -> float:
+    def slow_line_s(self, group: Group, round: int) -> float:
         """What the exchange of that round may take longer, since a member's line is slow: the same for all members."""
-        return self._allotter.patience_s(_joins_of(group), round) if self._allotter is not None else 0.0
+        return self._allotter.slow_line_s(_joins_of(group), round) if self._allotter is not None else 0.0
 
     def _group(self, joins: Joins, shares: Sequence[int] | None = None) -> Group:
         if shares is None and self._allotter is not None:

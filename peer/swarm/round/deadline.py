@@ -27,15 +27,15 @@ class DeadlineEstimator:
         self._took: deque[float] = deque(maxlen=REMEMBERED)  # seconds a byte
         self._patience = 1.0
 
-    def seconds(self, wire_bytes: int, patience_s: float = 0.0) -> float:
+    def seconds(self, wire_bytes: int, slow_line_s: float = 0.0) -> float:
         """Time for exchange and commit: four times what such bytes took most members lately, both ways.
 
         Args:
-            patience_s: that it may take longer, since the line of one is slow.
+            slow_line_s: that it may take longer, since the line of one is slow.
         """
         took_s = wire_bytes * (median(self._took) if self._took else 2.0 / FIRST_RATE)
         floor_s = self._soft_s if len(self._took) >= ENOUGH else self._floor_s
-        return min(self._cap_s, self._patience * (floor_s + MULTIPLE * took_s) + patience_s)
+        return min(self._cap_s, self._patience * (floor_s + MULTIPLE * took_s) + slow_line_s)
 
     def learn(self, wire_bytes: int, seconds: float) -> None:
         """A round has succeeded, and its exchange took most members so long."""

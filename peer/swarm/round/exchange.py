@@ -133,8 +133,8 @@ class Exchange:
         buffers = self._buffers
         if buffers is None or buffers.group is not group:
             buffers = await self._gather(group, due, state)
-        buffers.began, buffers.patience_s = began, self._rosters.patience_s(group, state.round)
-        buffers.deadline = began + self._budget.seconds(buffers.wire_bytes, buffers.patience_s)
+        buffers.began, buffers.slow_line_s = began, self._rosters.slow_line_s(group, state.round)
+        buffers.deadline = began + self._budget.seconds(buffers.wire_bytes, buffers.slow_line_s)
         try:
             exchanged = await self._exchange(buffers, group, due, state)
         except MalformedError as error:
@@ -197,7 +197,7 @@ class Exchange:
         """
         now, sending_s = self._clock(), self._node.timing.min_sending_s
         took_s = now - buffers.began
-        left = min(max(0.0, buffers.deadline - now), max(sending_s, sending_s + buffers.patience_s - took_s, took_s))
+        left = min(max(0.0, buffers.deadline - now), max(sending_s, sending_s + buffers.slow_line_s - took_s, took_s))
         _, unsent = await asyncio.wait(buffers.senders.values(), timeout=left)
         await cancel_and_wait(unsent)
         await self._strategy.idle()

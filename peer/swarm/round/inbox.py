@@ -177,7 +177,7 @@ class RoundBuffers:
         began: of the exchange, monotonic; 0 before it.
         opened: when the first member was ready for it.
         deadline: of the exchange; infinite until it begins.
-        patience_s: of that, for the slowest line among the members.
+        slow_line_s: of that, for the slowest line among the members.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class RoundBuffers:
         self.senders: dict[str, asyncio.Task[None]] = {}
         self.wire_bytes = sum(map(sum, sizes))
         self.began, self.opened = 0.0, float("inf")
-        self.deadline, self.patience_s = float("inf"), 0.0
+        self.deadline, self.slow_line_s = float("inf"), 0.0
         if group is not None:
             self.seat(group)
 

@@ -74,10 +74,6 @@ class Debts:
             if peers.issubset(members):
                 debt.failures = 0
 
-    def forget(self, peers: Peers) -> None:
-        """It owes nothing."""
-        self._debts.pop(peers, None)
-
     def elsewhere_s(self, several: Collection[Peers]) -> dict[Peers, float]:
         """Of a peer, or of the one of each pair that has cost more: its losses in other debts, each failure once."""
         now, losses = self._clock(), dict[str, list[tuple[Peers, _Debt]]]()

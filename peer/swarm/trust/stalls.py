@@ -1,14 +1,12 @@
-"""Who stalls: what the members of a failed round lacked, who was to blame, and for how long that peer gets no seat.
+"""Who stalls, and gets no seat for a while.
 
-A member that gives a round up tells the others what it lacks, and of which members. No single word counts. A member
-that lacks an earlier stage is not to blame for a later one: without a contribution a shard cannot be reduced. What
-remains are *disputes*: pairs of which one member stalls or lies. A member in dispute with more than two thirds of the
-others stalls, and all refuse it. Of a pair that nothing else explains, each refuses the other; a third member refuses
-the one with which it is in dispute as well, and the rest leave out the one with fewer committed rounds, on a tie both.
-Disputes are remembered, so that no member picks its victims one by one; but not those of a cut network, which no single
-member explains and whose far side is silent: after further cuts all members would be in dispute with most. A member
-that stalls by this rule itself refuses no other that does: the network has cut them off together, and they make rounds
-of their own.
+Who is in dispute with whom is said in `failed_round`. A member in dispute with more than two thirds of the others
+stalls, and all refuse it. Of a pair that nothing else explains, each refuses the other; a third member refuses the one
+with which it is in dispute as well, and the rest leave out the one with fewer committed rounds, on a tie both. Disputes
+are remembered, so that no member picks its victims one by one; but not those of a cut network, which no single member
+explains and whose far side is silent: after further cuts all members would be in dispute with most. A member that
+stalls by this rule itself refuses no other that does: the network has cut them off together, and they make rounds of
+their own.
 
 The first failure has no consequence: it may be a bad line, or a machine that slept. For how long a peer is refused
 after a second one is said in `debts`.
@@ -18,103 +16,21 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Protocol
 
 from peer.swarm.round.giving_up import Lack
 from peer.swarm.runtime.expiring import BoundedMap, ExpiringSet
 from peer.swarm.runtime.timing import Timing
 from peer.swarm.trust.debts import FACTOR, MAX_REMEMBERED, Debts, Loss, Peers
+from peer.swarm.trust.failed_round import FailedRound
 from peer.system.clock import Clock
 
 log = logging.getLogger(__name__)
 FEWEST = 3  # of two members, each could be the one that lies
 GROUPS_KEPT = 16
 MISSED_IN_A_ROW = 3  # rounds: those that make them are of use to others
-EXCUSES = {"reduced": ("contribution",), "vote": ("contribution", "reduced")}  # of a member that lacks those itself
-
-
-@dataclass
-class _Failure:
-    """One round that failed; `settled` once all that comes has come."""
-
-    number: int
-    members: frozenset[str]
-    wasted_s: float = 0.0
-    lacks: dict[str, Lack | None] = field(default_factory=dict)
-    settled: bool = False
-
-    def is_most(self, disputes: Collection[Peers]) -> bool:
-        """Whether so many disputes of one member are with more than two thirds of the others."""
-        return 3 * len(disputes) > 2 * (len(self.members) - 1)
-
-    def disputes(self, *, hasty: bool = False) -> set[Peers]:
-        """All pairs of which one member stalls or lies; `hasty`: also with those that may still explain themselves."""
-        pairs = set[Peers]()
-        for accuser, lack in self.lacks.items():
-            for peer_id in lack.names if lack is not None else ():
-                if (blamed := self._blamed(accuser, peer_id, hasty=hasty)) not in (None, accuser):
-                    pairs.add(frozenset({accuser, str(blamed)}))
-        return pairs
-
-    def _blamed(self, accuser: str, peer_id: str, *, hasty: bool) -> str | None:
-        """Which member one that lacks something of `peer_id` is in dispute with: mostly that one, or none."""
-        lack, theirs = self.lacks[accuser], self.lacks.get(peer_id)
-        assert lack is not None
-        if lack.stage == "word" or (theirs is not None and theirs.stage == "word"):
-            return self._first(accuser, peer_id, hasty=hasty)
-        if theirs is not None and theirs.stage in EXCUSES.get(lack.stage, ()):
-            return None
-        return peer_id if hasty or self.settled or theirs is not None or lack.stage not in EXCUSES else None
-
-    def _first(self, accuser: str, peer_id: str, *, hasty: bool) -> str | None:
-        """The one to blame where members gave up one after the other: each names the one that it heard of.
-
-        Those that heard a word from a member do not blame it for passing that word on: it may have been told to that
-        member alone.
-        """
-        passed, here = {peer_id}, peer_id
-        while (lack := self.lacks.get(here)) is not None and lack.stage == "word":
-            here = min(lack.names)
-            if here in passed:
-                return peer_id if passed == {accuser, peer_id} else None  # the two name each other; or see `circled`
-            passed.add(here)
-        if lack is None:
-            return here if hasty or self.settled else None
-        if peer_id in lack.names:
-            return peer_id if passed == {accuser, peer_id} else None
-        silent = sorted(each for each in lack.names if self.lacks.get(each) is None)
-        return silent[0] if silent and self.settled else None
-
-    def circled(self) -> tuple[set[Peers], set[str]]:
-        """The members that explain in a circle of three or more why they gave up. One of them lies: no member can have
-        given up because of another that did so later. The one that most members name was the first that all heard.
-
-        Returns:
-            It and the member that it names, in dispute; and the members of a circle where most name no single one, but
-            none where all of a round are in one circle: all would leave all.
-        """
-        names = {one: {min(lack.names)} if lack.stage == "word" else lack.names
-                 for one, lack in self.lacks.items() if lack is not None}  # fmt: skip
-        causes = {one: {name for name in names[one] if self._explains(name, one)} for one in names}
-        after = {one: _reached(one, causes) for one in causes}
-        pairs, unclear = set[Peers](), set[str]()
-        for circle in {frozenset(other for other in after[one] if one in after.get(other, ())) for one in after}:
-            named = Counter(name for own in names.values() for name in own & circle)
-            first = [one for one in circle if named[one] == max(named.values())]
-            if len(circle) >= 3 and len(first) == 1:
-                pairs |= {frozenset({first[0], cause}) for cause in causes[first[0]] & circle}
-            elif 3 <= len(circle) < len(self.members):
-                unclear |= circle
-        return pairs, unclear
-
-    def _explains(self, peer_id: str, accuser: str) -> bool:
-        """Whether what this member lacks is the reason why the accuser lacks something of it."""
-        lack, theirs = self.lacks[accuser], self.lacks.get(peer_id)
-        assert lack is not None
-        return theirs is not None and (lack.stage == "word" or theirs.stage in ("word", *EXCUSES.get(lack.stage, ())))
 
 
 class Standing(Protocol):
@@ -141,7 +57,7 @@ class StallBook:
 
     def __init__(self, own_id: str, standing: Standing, timing: Timing, clock: Clock) -> None:
         self._own_id, self._standing, self._timing, self._clock = own_id, standing, timing, clock
-        self._failures: BoundedMap[str, _Failure] = BoundedMap(GROUPS_KEPT)
+        self._failures: BoundedMap[str, FailedRound] = BoundedMap(GROUPS_KEPT)
         self._debts = Debts(clock, timing.longest_refusal_s)
         self._disputes: ExpiringSet[Peers] = ExpiringSet(clock, timing.dispute_s)
         self._held: ExpiringSet[str] = ExpiringSet(clock, timing.stall_words_s)
@@ -210,7 +126,7 @@ class StallBook:
             wasted_s: that this peer has lost by it.
         """
         first = group not in self._failures
-        failure = self._failures.setdefault(group, _Failure(next(self._numbers), frozenset(members)))
+        failure = self._failures.setdefault(group, FailedRound(next(self._numbers), frozenset(members)))
         if failure.settled or member in failure.lacks or member not in failure.members:
             return first
         failure.wasted_s = max(failure.wasted_s, wasted_s, self._timing.least_waste_s)
@@ -223,7 +139,7 @@ class StallBook:
             self._hold(failure)
         return first
 
-    def _hold(self, failure: _Failure) -> None:
+    def _hold(self, failure: FailedRound) -> None:
         """Until all that comes has come, no seat for those that may stall."""
         now, hasty = _ByMember(failure.disputes()), _ByMember(failure.disputes(hasty=True))
         earlier = self._earlier(failure)
@@ -256,7 +172,7 @@ class StallBook:
             refused_s = self._charge(own, Loss(failure.number, failure.wasted_s, alone=True), again=False)
             self._refuse(own - {self._own_id}, refused_s)
 
-    def _guilty(self, failure: _Failure, disputes: Set[Peers]) -> dict[str, bool]:
+    def _guilty(self, failure: FailedRound, disputes: Set[Peers]) -> dict[str, bool]:
         """The members in dispute with most; of each, whether only earlier disputes make them most."""
         now, earlier, guilty = _ByMember(disputes), self._earlier(failure), dict[str, bool]()
         for peer_id in sorted(failure.members, key=lambda each: (-len(now.of(each)), each)):
@@ -269,12 +185,12 @@ class StallBook:
             del self._disputes[pair]
         return guilty
 
-    def _earlier(self, failure: _Failure) -> _ByMember:
+    def _earlier(self, failure: FailedRound) -> _ByMember:
         return _ByMember(pair for pair in self._disputes if pair <= failure.members)
 
     # -- consequences ------------------------------------------------------------------------------------------------
 
-    def _convict(self, guilty: Mapping[str, bool], failure: _Failure) -> None:
+    def _convict(self, guilty: Mapping[str, bool], failure: FailedRound) -> None:
         loss, owing = Loss(failure.number, failure.wasted_s), {peer_id: frozenset({peer_id}) for peer_id in guilty}
         elsewhere_s = self._debts.elsewhere_s(owing.values())
         for peer_id, own in owing.items():
@@ -284,7 +200,7 @@ class StallBook:
             if refused_s > 0.0:
                 self._shunned.add(peer_id, refused_s / 2)  # others have lost less, and refuse it for less
 
-    def _part(self, pairs: Set[Peers], failure: _Failure, *, cut: bool) -> None:
+    def _part(self, pairs: Set[Peers], failure: FailedRound, *, cut: bool) -> None:
         """The two members of each pair say of each other that a round failed there, and nothing else explains it.
 
         Args:
@@ -322,16 +238,6 @@ class StallBook:
             log.warning("%s gets no seat from this peer for %.0f s", peer_id, seconds)
             self._refused.add(peer_id, max(seconds, self._refused.left_s(peer_id)))
             self._news.add(peer_id)
-
-
-def _reached(start: str, edges: Mapping[str, Set[str]]) -> set[str]:
-    """All that follows in so many steps, at least one."""
-    found, ahead = set[str](), [start]
-    while ahead:
-        new = edges.get(ahead.pop(), set()) - found
-        found |= new
-        ahead += new
-    return found
 
 
 class _ByMember:

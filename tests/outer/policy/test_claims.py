@@ -19,7 +19,7 @@ from peer.outer.policy.claims import (
     rate_of,
     speeds_of,
 )
-from peer.outer.policy.work_allocation import PATIENCE, EvenSplit, TimeBalanced
+from peer.outer.policy.work_allocation import SLOW_LINE_SHARE, EvenSplit, TimeBalanced
 from peer.outer.state.reduced_update import ReduceFormat
 
 LIE = 1000.0
@@ -92,13 +92,13 @@ def test_the_slowest_line_is_waited_for_up_to_eight_times_the_usual_and_a_quarte
     for slow in (replace(usual, up=800.0), replace(usual, seen=(800.0,) * 3)):
         claims = [slow, usual, usual, usual]
         assert behind_s_a_byte(claims) == pytest.approx(1 / 800 - 1 / 4000)
-        assert TimeBalanced().patience_s(claims, wire) == pytest.approx(2 * (5.0 - 1.0))
-        assert EvenSplit().patience_s(claims, wire) == 0.0
+        assert TimeBalanced().slow_line_s(claims, wire) == pytest.approx(2 * (5.0 - 1.0))
+        assert EvenSplit().slow_line_s(claims, wire) == 0.0
     stuck = [replace(usual, up=1.0), usual, usual]
     assert behind_s_a_byte(stuck) == pytest.approx((SLOWEST - 1.0) / 4000)
-    assert TimeBalanced().patience_s(stuck, wire) == PATIENCE * 40.0 < 2 * (SLOWEST - 1.0)
+    assert TimeBalanced().slow_line_s(stuck, wire) == SLOW_LINE_SHARE * 40.0 < 2 * (SLOWEST - 1.0)
     for alike in ([usual] * 3, [replace(usual, up=0.0)] * 3, [usual, usual, replace(usual, up=1e9)]):
-        assert TimeBalanced().patience_s(alike, wire) == 0.0
+        assert TimeBalanced().slow_line_s(alike, wire) == 0.0
 
 
 @given(count=counts, rates=st.lists(st.sampled_from([0.0, 1.0, 1e3, 1e6, 1e12]), min_size=9, max_size=9))

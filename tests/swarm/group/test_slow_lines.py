@@ -35,7 +35,7 @@ def after_a_round(each):
         allotter.saw({other: rate / (len(RATES) - 1) for other, rate in RATES.items() if other != name})
     joins = joined(each, RUN)
     for allotter in each.values():
-        allotter.of(joins, 1)
+        allotter.hear(joins)
     return joins
 
 
@@ -58,16 +58,16 @@ def test_a_limit_that_a_person_sets_counts_where_it_is_lower(limit, says):
 
 def test_all_members_wait_as_long_for_a_slow_line_in_their_group_and_in_the_next_one():
     each = allotters()
-    assert {allotter.patience_s(joined(each, None), 0) for allotter in each.values()} == {0.0}
+    assert {allotter.slow_line_s(joined(each, None), 0) for allotter in each.values()} == {0.0}
     longer_s = 2 * 4 * NUMEL * (1 / RATES["slow"] - 1 / RATES["a"])
     assert longer_s == pytest.approx(22.9, abs=0.1)
     for joins in (after_a_round(each), joined(each, None)):
-        assert {allotter.patience_s(joins, 1) for allotter in each.values()} == {0.25 * TOKENS / SPEED}
+        assert {allotter.slow_line_s(joins, 1) for allotter in each.values()} == {0.25 * TOKENS / SPEED}
         long = [(name, join.model_copy(update={"tokens": 10 * TOKENS})) for name, join in joins]
-        assert [allotter.patience_s(long, 1) for allotter in each.values()] == [longer_s] * 4
+        assert [allotter.slow_line_s(long, 1) for allotter in each.values()] == [longer_s] * 4
 
 
 def test_where_work_is_not_divided_by_lines_no_round_is_longer():
     each = allotters("opendiloco")
-    assert each["a"].patience_s(after_a_round(each), 1) == 0.0
+    assert each["a"].slow_line_s(after_a_round(each), 1) == 0.0
     assert {join.up for _, join in joined(each, None)} == {0}

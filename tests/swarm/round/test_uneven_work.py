@@ -104,7 +104,7 @@ async def test_a_round_waits_for_a_line_that_its_joins_call_slow_and_for_no_othe
             seat.rosters._allotter._tokens_per_s = lambda seat=seat: seat.tokens / 40.0  # a round of 40 s
         takes(circle.seats[-1], 0.8)
         group = circle._first(circle.seats[0])
-        longer_s = {seat.rosters.patience_s(group, 0) for seat in circle.seats}
+        longer_s = {seat.rosters.slow_line_s(group, 0) for seat in circle.seats}
         assert longer_s == ({2 * 4 * NUMEL * (1 / 2e4 - 1 / 1e5)} if line == 2e4 else {0.0})
         if line == 2e4:
             await agreed(circle)

@@ -9,7 +9,8 @@ import pytest
 
 from peer.swarm.round.giving_up import Lack
 from peer.swarm.runtime.timing import STANDARD
-from peer.swarm.trust.stalls import FACTOR, GROUPS_KEPT, MAX_REMEMBERED, MISSED_IN_A_ROW, StallBook
+from peer.swarm.trust.debts import FACTOR, MAX_REMEMBERED
+from peer.swarm.trust.stalls import GROUPS_KEPT, MISSED_IN_A_ROW, StallBook
 from tests.swarm.trust.stalled import HONEST, LIAR, LOST_S, Books, Chain, Clock
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from peer.swarm.round.giving_up import Lack
 from peer.swarm.runtime.timing import STANDARD
-from peer.swarm.trust.stalls import FACTOR
+from peer.swarm.trust.debts import FACTOR
 from tests.swarm.trust.stalled import FOUR, HONEST, LIAR, LOST_S, Books
 
 
@@ -146,120 +146,6 @@ def test_who_stalls_all_and_then_half_of_them_costs_an_eighth_of_the_time(others
             clock.now += 1.0
             books.commit(tuple({*honest, LIAR} - books.refused("m0")))
     assert 0.01 < lost_s / (clock.now - began) < 0.14
-
-
-@pytest.mark.parametrize(
-    ("stage", "excuse"), [("reduced", "contribution x"), ("vote", "reduced x"), ("vote", "contribution x")]
-)
-def test_who_names_itself_has_no_excuse(stage, excuse):
-    """Else one member stalled every round: what the others lacked was excused, and its own word led to no dispute."""
-    books = Books(*HONEST, x=25)
-    for _ in range(2):
-        books.fail(x=excuse, **dict.fromkeys(HONEST, f"{stage} x"))
-    for owner in HONEST:
-        assert books.refused(owner) == {LIAR}
-
-
-@pytest.mark.parametrize("lie", ["contribution m0", "join m0", "stream m0", "word m0"])
-@pytest.mark.parametrize("others", [3, 7, 15, 31])
-def test_who_lies_to_one_member_alone_gets_no_member_blamed_that_passes_it_on(lie, others):
-    """m0 hears the lie first, and gives up for it; the others hear of that from m0, and then the same lie from x."""
-    honest = [f"m{number}" for number in range(others)]
-    books = Books(*honest[-2:], members=(*honest, LIAR), x=15)
-    for _ in range(2):
-        books.fail(1.0, m0="word x", **dict.fromkeys(honest[1:], "word m0"), x=lie)
-    for owner in honest[-2:]:
-        assert books.refused(owner) == {LIAR}
-        assert not books.books[owner].shuns(LIAR)  # two members accuse each other, no more
-
-
-@pytest.mark.parametrize("rounds", [15, 20, 25])
-@pytest.mark.parametrize("others", [2, 3, 7, 15])
-def test_explanations_in_a_circle_cost_their_liar_a_seat_and_part_no_honest_pair(rounds, others):
-    """x lies to one member alone, which gives up; the others hear of that, and x says that another gave up first."""
-    honest = [f"m{number}" for number in range(others)]
-    books = Books(*honest[-2:], members=(*honest, LIAR), x=rounds)
-    for victim in (0, 1):
-        words = dict.fromkeys(honest, f"word m{victim}") | {f"m{victim}": "word x"}
-        books.fail(1.0, **words, x=f"word m{1 - victim}")
-    for owner in honest[-2:]:
-        assert not any(pair <= set(honest) for pair in books.books[owner]._disputes)
-        if others > 2:  # most have heard of the victim first, and that one names x
-            assert set(books.books[owner]._disputes) == {frozenset({LIAR, victim}) for victim in ("m0", "m1")}
-    books.clock.now += FACTOR * 3.0
-    assert [books.refused(owner) for owner in honest[-2:]] == [set(), set()]
-
-
-@pytest.mark.parametrize("circle", ["word m1", "vote m1", "reduced m0"])
-@pytest.mark.parametrize("others", [3, 7, 15])
-def test_who_ends_the_round_of_one_member_late_gets_it_blamed_by_no_other(circle, others):
-    """m0 gave up for a word of x; that word of m0 comes when the others have missed its shard for long."""
-    honest = [f"m{number}" for number in range(others)]
-    books = Books(*honest[-2:], members=(*honest, LIAR), x=25)
-    for _ in range(2):
-        books.fail(3.0, **dict.fromkeys(honest[1:], "reduced m0") | {"m0": "word x"}, x=circle)
-        assert not any(books.books[owner].shuns("m0") for owner in honest[-2:])
-    own = [books.books[owner]._debts.left_s(frozenset({LIAR})) for owner in honest[-2:]]
-    pair = [books.books[owner]._debts.left_s(frozenset({LIAR, "m0"})) for owner in honest[-2:]]
-    assert min(map(max, own, pair)) > FACTOR * 3.0  # it owes for both failures
-
-
-@pytest.mark.parametrize("spoken", [True, False])
-@pytest.mark.parametrize(("others", "accomplices"), [(6, 1), (14, 1), (30, 1), (6, 2), (14, 3)])
-def test_stalls_that_look_like_a_cut_cost_an_eighth_of_the_time(others, accomplices, spoken):
-    """Half as many pairs as members, and no member in all of them: x stalls some, and the others invent theirs. Only
-    pairs whose debt has passed; `spoken`: the attackers say something.
-    """
-    honest, bad = [f"m{number}" for number in range(others)], [LIAR, *(f"y{number}" for number in range(accomplices))]
-    members, lost_s = (*honest, *bad), 0.0
-    books = Books(*honest[:3], members=members, **dict.fromkeys(bad, 25))
-    book, clock = books.books["m0"], books.clock
-    began = clock.now
-    while clock.now < began + 3600.0:
-        seated = [member for member in members if member not in books.refused("m0")]
-        free = {each: [m for m in honest if m in seated and book._debts.left_s(frozenset({each, m})) < LOST_S]
-                for each in bad if each in seated}  # fmt: skip
-        share = -(-len(members) // 2 // len(bad))
-        if len(free) == len(bad) and all(len(victims) >= share for victims in free.values()):
-            words = dict.fromkeys(seated, f"reduced {free[LIAR][0]}")
-            words |= dict.fromkeys(free[LIAR][:share], f"contribution {LIAR}")
-            for each in bad[1:]:
-                words |= {each: f"contribution {' '.join(free[each][-share:])}"} if spoken else (
-                    dict.fromkeys(free[each][-share:], f"contribution {each}"))
-            books.fail(**{who: word for who, word in words.items() if spoken or who not in bad})
-            lost_s += LOST_S
-        else:
-            clock.now += 1.0
-            books.commit(tuple(seated))
-    assert 0.002 < lost_s / (clock.now - began) < 0.14
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_members_that_hear_the_same_words_in_another_order_judge_alike(seed):
-    rng, members = random.Random(seed), tuple("abcdefgh")
-    books = Books("a", "b", members=members, **{each: rng.choice((15, 20, 25)) for each in members})
-    for number in range(30):
-        words = {each: f"{rng.choice(('contribution', 'reduced', 'word', 'stream'))} {rng.choice('cde')}"
-                 for each in rng.sample(members, 7)}  # fmt: skip
-        for book in books.books.values():
-            for each in rng.sample(sorted(words), len(words)):
-                stage, name = words[each].split()
-                book.told(str(number), members, each, Lack(stage, frozenset(name)), LOST_S)
-            book.settle(str(number))
-        one, other = books.books.values()
-        assert set(one._disputes) == set(other._disputes)
-        assert all(one._debts.left_s(frozenset(each)) == other._debts.left_s(frozenset(each)) for each in members)
-        books.clock.now += 30.0
-
-
-@pytest.mark.parametrize("names", ["stranger", "stranger m0"])
-def test_who_gives_up_for_a_stranger_blames_nobody_by_that(names):
-    """Else the others, who heard of it, would be in dispute with a stranger, and it with none of them."""
-    books = Books(*HONEST, x=25)
-    for _ in range(2):
-        books.fail(x=f"word {names}", a="contribution x", b="word x", c="word x")
-    for owner in HONEST:
-        assert books.refused(owner) == {LIAR}
 
 
 def test_a_short_failure_does_not_make_a_long_one_forgotten():

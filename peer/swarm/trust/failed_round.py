@@ -1,0 +1,109 @@
+"""A round that failed: what its members lacked, by what they say, and which of them are in dispute.
+
+A member that gives a round up tells the others what it lacks, and of which members. No single word counts. A member
+that lacks an earlier stage is not to blame for a later one: without a contribution a shard cannot be reduced; and one
+that gave up because another did is to blame for nothing that it sent no longer. What remains are *disputes*: pairs of
+which one member stalls or lies.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Set
+from dataclasses import dataclass, field
+
+from peer.swarm.round.giving_up import Lack
+from peer.swarm.trust.debts import Peers
+
+EXCUSES = {"reduced": ("contribution",), "vote": ("contribution", "reduced")}  # of a member that lacks those itself
+
+
+@dataclass
+class FailedRound:
+    """One round that failed; `settled` once all that comes has come."""
+
+    number: int
+    members: frozenset[str]
+    wasted_s: float = 0.0
+    lacks: dict[str, Lack | None] = field(default_factory=dict)
+    settled: bool = False
+
+    def is_most(self, disputes: Collection[Peers]) -> bool:
+        """Whether so many disputes of one member are with more than two thirds of the others."""
+        return 3 * len(disputes) > 2 * (len(self.members) - 1)
+
+    def disputes(self, *, hasty: bool = False) -> set[Peers]:
+        """All pairs of which one member stalls or lies; `hasty`: also with those that may still explain themselves."""
+        pairs = set[Peers]()
+        for accuser, lack in self.lacks.items():
+            for peer_id in lack.names if lack is not None else ():
+                if (blamed := self._blamed(accuser, peer_id, hasty=hasty)) not in (None, accuser):
+                    pairs.add(frozenset({accuser, str(blamed)}))
+        return pairs
+
+    def _blamed(self, accuser: str, peer_id: str, *, hasty: bool) -> str | None:
+        """Which member one that lacks something of `peer_id` is in dispute with: mostly that one, or none."""
+        lack, theirs = self.lacks[accuser], self.lacks.get(peer_id)
+        assert lack is not None
+        if lack.stage == "word" or (theirs is not None and theirs.stage == "word"):
+            return self._first(accuser, peer_id, hasty=hasty)
+        if theirs is not None and theirs.stage in EXCUSES.get(lack.stage, ()):
+            return None
+        return peer_id if hasty or self.settled or theirs is not None or lack.stage not in EXCUSES else None
+
+    def _first(self, accuser: str, peer_id: str, *, hasty: bool) -> str | None:
+        """The one to blame where members gave up one after the other: each names the one that it heard of.
+
+        Those that heard a word from a member do not blame it for passing that word on: it may have been told to that
+        member alone.
+        """
+        passed, here = {peer_id}, peer_id
+        while (lack := self.lacks.get(here)) is not None and lack.stage == "word":
+            here = min(lack.names)
+            if here in passed:
+                return peer_id if passed == {accuser, peer_id} else None  # the two name each other; or see `circled`
+            passed.add(here)
+        if lack is None:
+            return here if hasty or self.settled else None
+        if peer_id in lack.names:
+            return peer_id if passed == {accuser, peer_id} else None
+        silent = sorted(each for each in lack.names if self.lacks.get(each) is None)
+        return silent[0] if silent and self.settled else None
+
+    def circled(self) -> tuple[set[Peers], set[str]]:
+        """The members that explain in a circle of three or more why they gave up. One of them lies: no member can have
+        given up because of another that did so later. The one that most members name was the first that all heard.
+
+        Returns:
+            It and the member that it names, in dispute; and the members of a circle where most name no single one, but
+            none where all of a round are in one circle: all would leave all.
+        """
+        names = {one: {min(lack.names)} if lack.stage == "word" else lack.names
+                 for one, lack in self.lacks.items() if lack is not None}  # fmt: skip
+        causes = {one: {name for name in names[one] if self._explains(name, one)} for one in names}
+        after = {one: _reached(one, causes) for one in causes}
+        pairs, unclear = set[Peers](), set[str]()
+        for circle in {frozenset(other for other in after[one] if one in after.get(other, ())) for one in after}:
+            named = Counter(name for own in names.values() for name in own & circle)
+            first = [one for one in circle if named[one] == max(named.values())]
+            if len(circle) >= 3 and len(first) == 1:
+                pairs |= {frozenset({first[0], cause}) for cause in causes[first[0]] & circle}
+            elif 3 <= len(circle) < len(self.members):
+                unclear |= circle
+        return pairs, unclear
+
+    def _explains(self, peer_id: str, accuser: str) -> bool:
+        """Whether what this member lacks is the reason why the accuser lacks something of it."""
+        lack, theirs = self.lacks[accuser], self.lacks.get(peer_id)
+        assert lack is not None
+        return theirs is not None and (lack.stage == "word" or theirs.stage in ("word", *EXCUSES.get(lack.stage, ())))
+
+
+def _reached(start: str, edges: Mapping[str, Set[str]]) -> set[str]:
+    """All that follows in so many steps, at least one."""
+    found, ahead = set[str](), [start]
+    while ahead:
+        new = edges.get(ahead.pop(), set()) - found
+        found |= new
+        ahead += new
+    return found

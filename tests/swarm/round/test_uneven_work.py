@@ -76,8 +76,8 @@ async def test_a_member_that_boasts_moves_no_share_by_more_than_two_and_none_onc
     assert await agreed(circle) == [NUMEL / 4] * 4
 
 
-def takes(seat, seconds):
-    """Let each contribution of this member take so long, as on a slow line."""
+def takes(seat, seconds, slow=Kind.CONTRIBUTION, to=None):
+    """Let each frame of this kind take so long from this member, as on a slow line; `to`: that member alone."""
     opening = seat.node.open
 
     async def opened(*arguments, **options):
@@ -85,7 +85,7 @@ def takes(seat, seconds):
         send = stream.send
 
         async def sends(kind, *rest, **more):
-            if kind is Kind.CONTRIBUTION:
+            if kind is slow and to in (None, stream.remote):
                 await asyncio.sleep(seconds)
             await send(kind, *rest, **more)
 
@@ -111,6 +111,21 @@ async def test_a_round_waits_for_a_line_that_its_joins_call_slow_and_for_no_othe
         else:
             with pytest.raises(RoundAborted, match="deadline passed waiting for the"):
                 await circle.round()
+
+
+@pytest.mark.parametrize("line", [2e4, 1e5])
+async def test_a_member_on_a_slow_line_has_time_to_read_what_comes_after_the_votes(network, line):
+    network.retime(min_sending_s=0.2, min_exchange_s=20.0)
+    circle = await make_circle(network, [1e5, 1e5, 1e5, line])
+    for seat in circle.seats:
+        seat.rosters._allotter._tokens_per_s = lambda seat=seat: seat.tokens / 40.0  # a round of 40 s
+    first, *_, slow = circle.seats
+    takes(first, 0.6, Kind.VOTE, slow.peer_id)
+    work = zip(circle.seats, circle.locals(), strict=True)
+    rounds = (circle.one_round(index, local, circle._first(seat)) for index, (seat, local) in enumerate(work))
+    await asyncio.wait_for(asyncio.gather(*rounds), 20.0)
+    stands = first.exchange.can_continue(first.position)
+    assert stands == (frozenset(seat.peer_id for seat in circle.seats) if line == 2e4 else frozenset())
 
 
 async def test_a_slow_uplink_sends_fewer_values_to_all(network):

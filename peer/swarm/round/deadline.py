@@ -10,7 +10,6 @@ FIRST_RATE = 1e6
 REMEMBERED = 9  # rounds
 ENOUGH = 3  # of them are known
 MULTIPLE = 4.0
-LATE_MULTIPLE, LATE_SHARE = 2.0, 0.15
 
 
 class DeadlineEstimator:
@@ -59,38 +58,3 @@ def usual_duration(began: float, sent: Mapping[str, float], signed: Mapping[str,
     """
     last = max([began, *sent.values()])
     return max(0.0, median_low([began, *sent.values()]) - began) + max(0.0, median_low(signed.values()) - last)
-
-
-class Lateness:
-    """Finds members that make each round wait for their contribution, although it comes before the deadline.
-
-    What counts is what it costs: a large part of the time from round to round, twice in a row.
-
-    Args:
-        least_s: that any member may be late.
-
-    Attributes:
-        late: the members that were in the last round.
-    """
-
-    def __init__(self, least_s: float) -> None:
-        self._least_s = least_s
-        self._ended: float | None = None
-        self._once: dict[str, float] = {}
-        self.late: frozenset[str] = frozenset()
-
-    def note(self, now: float, began: float, sent: Mapping[str, float]) -> dict[str, float]:
-        """A round has all contributions. -> seconds that members cost which were late in the last one, too.
-
-        Args:
-            now, began: of this exchange.
-            sent: when each other member's contribution was there.
-        """
-        usual_s = median_low([began, *sent.values()]) - began
-        interval_s = now - self._ended if self._ended is not None else now - began
-        allowed_s = max(self._least_s, LATE_MULTIPLE * usual_s, LATE_SHARE * interval_s)
-        late = {peer_id: at - began - usual_s for peer_id, at in sent.items() if at - began - usual_s > allowed_s}
-        twice = {peer_id: late_s + self._once[peer_id] for peer_id, late_s in late.items() if peer_id in self._once}
-        self._ended, self._once = now, {peer_id: late_s for peer_id, late_s in late.items() if peer_id not in twice}
-        self.late = frozenset(late)
-        return twice if len(sent) > 1 else {}

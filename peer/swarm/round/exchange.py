@@ -19,13 +19,14 @@ from typing import Any
 from peer.outer.round import Due, Exchanged, Group, RoundAborted
 from peer.outer.state.outer_state import OuterState
 from peer.protocol.lineage import VOTE_DOMAIN, Certificate, Link, Position, shares_of
-from peer.protocol.wire import AbortMessage, Kind, VoteMessage
+from peer.protocol.wire import AbortMessage, Kind
 from peer.swarm.group.roster import RosterAuthority
 from peer.swarm.net.node import Node
-from peer.swarm.round.deadline import DeadlineEstimator, Lateness, usual_duration
+from peer.swarm.round.deadline import DeadlineEstimator, usual_duration
 from peer.swarm.round.giving_up import GaveUpError, Lack, StalledError, abort_message, seen_at
 from peer.swarm.round.group_streams import GroupStreams
 from peer.swarm.round.inbox import RoundBuffers
+from peer.swarm.round.lateness import Lateness
 from peer.swarm.round.observer import RoundObserver, Unobserved
 from peer.swarm.round.outbox import bounded, start_senders
 from peer.swarm.round.persistent_group import PersistentGroup, abort_stream
@@ -155,8 +156,7 @@ class Exchange:
         try:
             await bounded([producing, *signed], buffers, self._clock, self._budget)
             self._budget.learn(buffers.wire_bytes, usual_duration(buffers.began, sent_at, signed_at))
-            for peer_id, late_s in self._lateness.note(self._clock(), buffers.began, sent_at).items():
-                self._observer.cost(peer_id, late_s)
+            buffers.waited = self._lateness.note(self._clock(), buffers.began, sent_at, signed_at)
             own = producing.result()
             others = {peer_id: inbox.reduced.result() for peer_id, inbox in buffers.inboxes.items()}
             payloads = [own.payload if peer == group.me else others[peer] for peer in buffers.order]
@@ -174,7 +174,7 @@ class Exchange:
         assert buffers.group is group
         link_id = link.id
         signature = self._node.identity.sign(VOTE_DOMAIN, bytes.fromhex(link_id)).hex()
-        buffers.own.vote.set_result(VoteMessage(link_id=link_id, signature=signature))
+        buffers.own.vote.set_result(buffers.waited.vote(link_id, signature))
         odd = partial(self._observer.odd_vote, buffers)
         with closing(VoteCount(buffers, link, {group.me: signature}, self._clock, odd)) as votes:
             try:
@@ -186,7 +186,7 @@ class Exchange:
             await self._all_sent(buffers)
             signatures = await votes.all()
         await self._strategy.commit()  # while what was encoded is still as it was
-        self._observer.committed(buffers, self._lateness.late)
+        self._observer.committed(buffers)
         return Certificate(link=link, signatures=signatures)
 
     async def _all_sent(self, buffers: RoundBuffers) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from peer.outer.round import RoundAborted
-from peer.protocol.wire import AbortMessage, Stage
+from peer.protocol.wire import AbortMessage, Stage, VoteMessage
 
 
 @dataclass(frozen=True)
 class Lack:
-    """What one member lacked when a round failed: the first stage that did, and of which members.
+    """What one member lacked when a round failed, or had late: the first stage that did, and of which members.
 
     `word`: that member gave up, and said why; `stream`: its stream ended, or broke the protocol, without a word.
     """
@@ -19,8 +19,8 @@ class Lack:
     names: frozenset[str]
 
     @classmethod
-    def said(cls, message: AbortMessage) -> Lack | None:
-        """What a member says that it lacks; None: it does not explain itself."""
+    def said(cls, message: AbortMessage | VoteMessage) -> Lack | None:
+        """What a member says that it lacks; None: nothing."""
         return cls(message.lacks, frozenset(message.lacking)) if message.lacks and message.lacking else None
 
 

@@ -15,6 +15,7 @@ from peer.protocol.statements import REDUCED_SEAL_BYTES, SEAL_BYTES, Leaves, Red
 from peer.protocol.wire import MAX_MESSAGE_BYTES, AbortMessage, JoinMessage, Kind, Stage, VoteMessage
 from peer.swarm.net.stream import FrameStream
 from peer.swarm.round.giving_up import GaveUpError, Lack
+from peer.swarm.round.lateness import Waited
 from peer.swarm.round.signatures import ReducedShards, sitting_of
 from peer.swarm.runtime.buffer_pool import Lend, blank
 from peer.swarm.runtime.futures import deliver, fail, has_come
@@ -178,6 +179,7 @@ class RoundBuffers:
         opened: when the first member was ready for it.
         deadline: of the exchange; infinite until it begins.
         slow_line_s: of that, for the slowest line among the members.
+        waited: what made the exchange long for this peer.
     """
 
     def __init__(
@@ -199,7 +201,7 @@ class RoundBuffers:
         self.senders: dict[str, asyncio.Task[None]] = {}
         self.wire_bytes = sum(map(sum, sizes))
         self.began, self.opened = 0.0, float("inf")
-        self.deadline, self.slow_line_s = float("inf"), 0.0
+        self.deadline, self.slow_line_s, self.waited = float("inf"), 0.0, Waited()
         if group is not None:
             self.seat(group)
 
@@ -245,6 +247,10 @@ class RoundBuffers:
         """The members that have not joined, if the round was open by then."""
         late = frozenset(peer_id for peer_id, inbox in self.inboxes.items() if not has_come(inbox.join))
         return Lack("join", late) if late and self.opened <= before else None
+
+    def words(self) -> dict[str, Waited]:
+        """What each other member that has voted says that it waited for."""
+        return {one: Waited.said(inbox.vote.result()) for one, inbox in self.inboxes.items() if has_come(inbox.vote)}
 
     def too_short(self, lack: Lack | None) -> bool:
         """Whether its deadline was, as far as this peer can tell. One of several others that is late proves nothing."""

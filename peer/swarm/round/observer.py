@@ -26,8 +26,8 @@ class RoundObserver(Protocol):
     def heard(self, heard: ReducedShards) -> None:
         """All shards have come and every signature is right."""
 
-    def committed(self, buffers: RoundBuffers, late: frozenset[str]) -> None:
-        """The round has its certificate; these members have made it longer."""
+    def committed(self, buffers: RoundBuffers) -> None:
+        """The round has its certificate, and all votes that came have been heard."""
 
     def gave_up(self, persistent: PersistentGroup, member: str, lack: Lack | None, lost_s: float) -> None:
         """A member, perhaps this peer, gives up and says what it lacks; this peer has lost so many seconds by it."""
@@ -62,7 +62,7 @@ class Unobserved:
 
     def heard(self, heard: ReducedShards) -> None: ...
 
-    def committed(self, buffers: RoundBuffers, late: frozenset[str]) -> None: ...
+    def committed(self, buffers: RoundBuffers) -> None: ...
 
     def gave_up(self, persistent: PersistentGroup, member: str, lack: Lack | None, lost_s: float) -> None: ...
 

@@ -28,11 +28,13 @@ class Loss:
     Attributes:
         number: of the failure.
         alone: a network that is cut explains it as well, so that it counts in no other debt.
+        committed: the round did not fail; a newcomer too may make one long before it is refused.
     """
 
     number: int
     seconds: float
     alone: bool = False
+    committed: bool = False
 
     @property
     def elsewhere_s(self) -> float:

@@ -1,4 +1,4 @@
-"""A round that failed: what its members lacked, by what they say, and which of them are in dispute.
+"""A round that failed, or was long: what its members lacked, by what they say, and which of them are in dispute.
 
 A member that gives a round up tells the others what it lacks, and of which members. No single word counts. A member
 that lacks an earlier stage is not to blame for a later one: without a contribution a shard cannot be reduced; and one
@@ -10,23 +10,59 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from peer.swarm.round.giving_up import Lack
-from peer.swarm.trust.debts import Peers
+from peer.swarm.round.lateness import Waited
+from peer.swarm.trust.debts import Loss, Peers
 
 EXCUSES = {"reduced": ("contribution",), "vote": ("contribution", "reduced")}  # of a member that lacks those itself
 
 
 @dataclass
 class FailedRound:
-    """One round that failed; `settled` once all that comes has come."""
+    """One round that failed, or was long.
+
+    Attributes:
+        wasted_s: by it, as this peer has lost them.
+        settled: all that comes has come.
+        committed: it did not fail, so that no network was cut, and members may differ on whether it was long at all.
+    """
 
     number: int
     members: frozenset[str]
     wasted_s: float = 0.0
     lacks: dict[str, Lack | None] = field(default_factory=dict)
     settled: bool = False
+    committed: bool = False
+
+    def long(self, own: Lack, words: Mapping[str, Waited]) -> None:
+        """It was committed, but was long.
+
+        A word counts only on those for which this peer waited, and on those that delayed one of them: for a word on
+        any other its sender would pay nothing.
+
+        Args:
+            own: for what this peer waited.
+            words: of each member, this peer among them, for what it waited.
+        """
+        lacks, late = {one: waited.lack for one, waited in words.items()}, set(own.names)
+        for one in own.names & words.keys() if own.stage == "reduced" else ():
+            if delayed_by := words[one].delayed_by - {one}:
+                lacks[one] = Lack("contribution", delayed_by)
+                late |= delayed_by
+        self.settled = self.committed = True
+        for one, lack in lacks.items():
+            self.hear(one, lack and replace(lack, names=lack.names & late))
+
+    def hear(self, member: str, lack: Lack | None) -> None:
+        """What a member says that it lacks; what it says of itself, or of a stranger, is nothing."""
+        names = lack.names & self.members - {member} if lack is not None else frozenset[str]()
+        self.lacks[member] = replace(lack, names=names) if lack is not None and names else None
+
+    def loss(self, *, alone: bool = False) -> Loss:
+        """What it cost; see `Loss`."""
+        return Loss(self.number, self.wasted_s, alone, self.committed)
 
     def is_most(self, disputes: Collection[Peers]) -> bool:
         """Whether so many disputes of one member are with more than two thirds of the others."""

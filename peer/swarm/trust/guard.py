@@ -210,9 +210,10 @@ class Guard:
 
     # -- after it ----------------------------------------------------------------------------------------------------
 
-    def committed(self, buffers: RoundBuffers, late: frozenset[str]) -> None:
+    def committed(self, buffers: RoundBuffers) -> None:
         """The round is committed: audit it, perhaps."""
-        self.stalls.committed(frozenset(buffers.order) - late)
+        self.stalls.committed(buffers.order)
+        self.stalls.waited(buffers.order, buffers.waited, buffers.words())
         if (heard := buffers.heard) is None:
             return
         drawn = self._auditor.draw(heard)

@@ -17,10 +17,10 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Collection, Iterable, Mapping, Set
-from dataclasses import replace
 from typing import Protocol
 
 from peer.swarm.round.giving_up import Lack
+from peer.swarm.round.lateness import Waited
 from peer.swarm.runtime.expiring import BoundedMap, ExpiringSet
 from peer.swarm.runtime.timing import Timing
 from peer.swarm.trust.debts import FACTOR, MAX_REMEMBERED, Debts, Loss, Peers
@@ -130,8 +130,7 @@ class StallBook:
         if failure.settled or member in failure.lacks or member not in failure.members:
             return first
         failure.wasted_s = max(failure.wasted_s, wasted_s, self._timing.least_waste_s)
-        names = lack.names & failure.members - {member} if lack is not None else frozenset[str]()
-        failure.lacks[member] = replace(lack, names=names) if lack is not None and names else None
+        failure.hear(member, lack)
         self._held.pop(member, None)
         if failure.members <= failure.lacks.keys():
             self.settle(group)
@@ -156,6 +155,22 @@ class StallBook:
         failure.settled = True
         for peer_id in failure.members:
             self._held.pop(peer_id, None)
+        self._judge(failure)
+
+    def waited(self, members: Iterable[str], waited: Waited, words: Mapping[str, Waited]) -> None:
+        """A round is committed, of these members.
+
+        Args:
+            waited: what made it long for this peer, if it was.
+            words: the same of the others, as they say.
+        """
+        failure = FailedRound(next(self._numbers), frozenset(members))
+        if waited.lack is not None and len(failure.members) >= FEWEST:
+            failure.long(waited.lack, {**words, self._own_id: waited})
+            failure.wasted_s = waited.lost_s
+            self._judge(failure)
+
+    def _judge(self, failure: FailedRound) -> None:
         circled, unclear = failure.circled()
         disputes = failure.disputes() | circled
         guilty = self._guilty(failure, disputes)
@@ -164,12 +179,13 @@ class StallBook:
         elif len(guilty) > 1:
             log.info("%s keep their seats: this peer was cut off with them", ", ".join(guilty.keys() - {self._own_id}))
         silent = {peer_id for peer_id in failure.members - {self._own_id} if failure.lacks.get(peer_id) is None}
-        cut = not frozenset.intersection(*disputes, failure.members) and not any(map(silent.isdisjoint, disputes))
+        together = bool(frozenset.intersection(*disputes, failure.members)) or failure.committed
+        cut = not together and not any(map(silent.isdisjoint, disputes))
         pairs = {pair for pair in disputes if pair.isdisjoint(guilty)}
         self._part(pairs, failure, cut=cut)
         for peer_id in sorted((unclear | (silent & frozenset().union(*pairs) if cut else set())) - guilty.keys()):
             own = frozenset({peer_id})
-            refused_s = self._charge(own, Loss(failure.number, failure.wasted_s, alone=True), again=False)
+            refused_s = self._charge(own, failure.loss(alone=True), again=False)
             self._refuse(own - {self._own_id}, refused_s)
 
     def _guilty(self, failure: FailedRound, disputes: Set[Peers]) -> dict[str, bool]:
@@ -191,13 +207,13 @@ class StallBook:
     # -- consequences ------------------------------------------------------------------------------------------------
 
     def _convict(self, guilty: Mapping[str, bool], failure: FailedRound) -> None:
-        loss, owing = Loss(failure.number, failure.wasted_s), {peer_id: frozenset({peer_id}) for peer_id in guilty}
+        loss, owing = failure.loss(), {peer_id: frozenset({peer_id}) for peer_id in guilty}
         elsewhere_s = self._debts.elsewhere_s(owing.values())
         for peer_id, own in owing.items():
-            log.warning("%s stalled a round: %.1f s were lost, as most members saw", peer_id, loss.seconds)
+            log.warning("%s stalled or delayed a round: %.1f s were lost, as most saw", peer_id, loss.seconds)
             refused_s = self._charge(own, loss, elsewhere_s[own], again=guilty[peer_id])
             self._refuse(own, refused_s)
-            if refused_s > 0.0:
+            if refused_s > 0.0 and not failure.committed:
                 self._shunned.add(peer_id, refused_s / 2)  # others have lost less, and refuse it for less
 
     def _part(self, pairs: Set[Peers], failure: FailedRound, *, cut: bool) -> None:
@@ -208,11 +224,12 @@ class StallBook:
         """
         opponents = {peer_id for pair in pairs if self._own_id in pair for peer_id in pair - {self._own_id}}
         elsewhere_s = self._debts.elsewhere_s(pairs) if not cut else {}
-        loss = Loss(failure.number, failure.wasted_s, alone=cut)
+        loss = failure.loss(alone=cut)
         for pair in sorted(pairs, key=sorted):
-            log.warning("a round failed between %s: %.1f s were lost", " and ".join(sorted(pair)), loss.seconds)
+            how = "was long" if failure.committed else "failed"
+            log.warning("a round %s between %s: %.1f s were lost", how, " and ".join(sorted(pair)), loss.seconds)
             losers = self._losers(pair, opponents)
-            again = any(map(self._standing.newcomer, losers))
+            again = not failure.committed and any(map(self._standing.newcomer, losers))
             self._refuse(losers - {self._own_id}, self._charge(pair, loss, elsewhere_s.get(pair, 0.0), again=again))
             if not cut and len(self._disputes) < MAX_REMEMBERED:
                 self._disputes.add(pair, max(self._timing.dispute_s, self._debts.left_s(pair)))
@@ -226,7 +243,7 @@ class StallBook:
 
     def _charge(self, peers: Peers, loss: Loss, elsewhere_s: float = 0.0, *, again: bool) -> float:
         """Add to a debt. -> seconds of refusal. A peer in probation has no first time: identities are free."""
-        if any(map(self._standing.newcomer, peers)):
+        if not loss.committed and any(map(self._standing.newcomer, peers)):
             share = min(1.0, loss.seconds / self._timing.soft_exchange_s)  # of a deadline
             pause_s = share * max(self._timing.fresh_pause_s, FACTOR * loss.seconds)
             self._fresh_wait = max(self._fresh_wait, self._clock() + pause_s)

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import sys
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ LATE_S = 4.0  # of a deadline of 5 s and a little
 DRIP_S = 0.5  # between two bytes
 FAILED_S = 8.0  # until another round has begun
 TURN_S, TURNS = 45.0, 2  # until the debt of a pair has passed; victims, so few that the disputes are not with most
-HOW = ("contribution", "reduced", "victim", "turns", "late", "quit", "drip")
+LATE = ("late", "late-shard", "late-at-times")  # rounds are committed, but long
+HOW = ("contribution", "reduced", "victim", "turns", *LATE, "quit", "drip")
 
 
 def stall(folder: Path, how: str, victim: str = "") -> None:
@@ -40,6 +42,7 @@ def stalled(send: Callable[..., Awaitable[None]], path: Path) -> Callable[..., A
     from peer.protocol.wire import Kind, pack_header
 
     stalled_at: dict[str, float] = {}
+    contributed: Counter[str] = Counter()
 
     def its_turn(remote: str) -> bool:
         """One victim a round, each again as soon as the debt of the two has passed."""
@@ -65,7 +68,10 @@ def stalled(send: Callable[..., Awaitable[None]], path: Path) -> Callable[..., A
             await asyncio.Event().wait()
         if kind is Kind.CONTRIBUTION and how == "turns" and its_turn(stream.remote):
             await asyncio.Event().wait()
-        if kind is Kind.CONTRIBUTION and how == "late":
+        contributed[stream.remote] += kind is Kind.CONTRIBUTION
+        if how == ("late" if kind is Kind.CONTRIBUTION else "late-shard"):
+            await asyncio.sleep(LATE_S)
+        if kind is Kind.CONTRIBUTION and how == "late-at-times" and contributed[stream.remote] % 2:
             await asyncio.sleep(LATE_S)
         if kind is Kind.CONTRIBUTION and how == "drip":
             await drip(stream, kind, *rest)

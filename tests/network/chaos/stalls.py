@@ -14,7 +14,7 @@ from typing import Any
 from peer.link.supervisor import AgentProcess
 from tests.network.chaos import stalling
 from tests.network.chaos.observe import Digests
-from tests.network.chaos.stalling import HOW, stall
+from tests.network.chaos.stalling import HOW, LATE, stall
 from tests.network.chaos.swarm import ChaosSwarm, Seat
 from tests.network.forked import ForkedAgent
 
@@ -104,7 +104,7 @@ class Campaign:
         def done() -> bool:
             return time.monotonic() >= until or any(
                 sum(
-                    seat.member.peer_id in record.members and (record.status == "aborted" or how == "late")
+                    seat.member.peer_id in record.members and (record.status == "aborted" or how in LATE)
                     for record in each.member.records[mark:]
                 ) >= FIRST_ROUNDS
                 for each, mark in zip(self.honest, marks, strict=True)

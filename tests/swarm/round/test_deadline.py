@@ -1,12 +1,12 @@
-"""How long an exchange may take, and which members make it longer."""
+"""How long an exchange may take."""
 
 from __future__ import annotations
 
-from peer.swarm.round.deadline import ENOUGH, MULTIPLE, REMEMBERED, DeadlineEstimator, Lateness, usual_duration
+from peer.swarm.round.deadline import ENOUGH, MULTIPLE, REMEMBERED, DeadlineEstimator, usual_duration
 from peer.swarm.runtime.timing import STANDARD
 
 BYTES = 10_000_000
-SOFT_S, LATE_S = STANDARD.soft_exchange_s, STANDARD.late_s
+SOFT_S = STANDARD.soft_exchange_s
 
 
 def estimator(cap_s=100.0):
@@ -62,31 +62,3 @@ def test_one_member_that_is_always_late_does_not_make_the_deadline_longer():
     # the same with the shard that it reduces
     sent = {"a": 100.3, "b": 100.4, "x": 100.2}
     assert usual_duration(100.0, sent, {"a": 100.6, "b": 100.6, "x": 199.0, "me": 100.5}) < 0.7
-
-
-def rounds(lateness, count, arrivals, interval_s=6.0):
-    """What members cost, by round."""
-    costs = []
-    for number in range(count):
-        began = 1000.0 + number * interval_s
-        sent = {peer_id: began + seconds for peer_id, seconds in arrivals.items()}
-        costs.append(lateness.note(max(sent.values()), began, sent))
-    return costs
-
-
-def test_who_makes_every_round_wait_is_found_at_the_second():
-    costs = rounds(Lateness(LATE_S), 4, {"a": 0.1, "b": 0.2, "x": 4.1})
-    assert [sorted(each) for each in costs] == [[], ["x"], [], ["x"]]
-    assert costs[1]["x"] == costs[3]["x"]
-    assert 7.5 < costs[1]["x"] < 8.1
-
-
-def test_a_wait_that_costs_little_of_the_time_or_is_no_habit_is_nothing():
-    assert rounds(Lateness(LATE_S), 4, {"a": 0.1, "b": 0.2, "x": 0.9 * LATE_S}) == [{}] * 4
-    # a slow line beside ten minutes of training
-    assert rounds(Lateness(LATE_S), 4, {"a": 5.0, "b": 6.0, "x": 60.0}, interval_s=600.0)[1:] == [{}] * 3
-    assert rounds(Lateness(LATE_S), 4, {"a": 5.0, "b": 6.0, "x": 14.0}, interval_s=20.0) == [{}] * 4  # all are slow
-    lateness = Lateness(LATE_S)
-    for number in range(10):
-        assert rounds(lateness, 1, {"a": 0.1, "b": 0.2, "x": 4.0 if number % 2 else 0.3}) == [{}]
-    assert rounds(Lateness(LATE_S), 4, {"x": 4.0}) == [{}] * 4  # of two, each could be the slow one

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 from peer.swarm.round.giving_up import Lack
+from peer.swarm.round.lateness import Waited
 from peer.swarm.runtime.timing import STANDARD
 from peer.swarm.trust.stalls import StallBook
 
@@ -36,6 +37,14 @@ class Chain:
         return self.rounds_of(peer_id) < 10
 
 
+def _waited(text, lost_s):
+    stage, *names = text.split()
+    if stage == "by":
+        return Waited(delayed_by=frozenset(names))
+    delayed_by = frozenset(names) if stage == "contribution" else frozenset()
+    return Waited(Lack(stage, frozenset(names)), delayed_by, lost_s)
+
+
 class Books:
     """The books of some members of a group; rounds fail, and each hears what all others say."""
 
@@ -53,6 +62,17 @@ class Books:
                 book.told(group, self.members, member, Lack(stage, frozenset(names)), lost_s)
             self.clock.now += STANDARD.stall_words_s
             book.settle(group)
+
+    def long(self, lost_s=LOST_S, after_s=0.0, **words):
+        """A round is committed that was long: `words` as in `fail`, or whose contribution came late, as `a="by x"`.
+
+        Only those that waited for a member lose time by it.
+        """
+        self.clock.now += lost_s + after_s
+        said = {member: _waited(text, lost_s) for member, text in words.items()}
+        for owner, book in self.books.items():
+            book.committed(self.members)
+            book.waited(self.members, said.get(owner, Waited()), {who: said[who] for who in said if who != owner})
 
     def refused(self, owner="a"):
         return {peer_id for peer_id in self.members if self.books[owner].refuses(peer_id)}

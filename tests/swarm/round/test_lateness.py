@@ -1,0 +1,69 @@
+"""For whom a member waits in a round that is committed."""
+
+from __future__ import annotations
+
+import pytest
+
+from peer.protocol.records import dump_json, parse_json
+from peer.protocol.wire import VoteMessage
+from peer.swarm.round.giving_up import Lack
+from peer.swarm.round.lateness import EXCUSE, SHARE, Lateness, Waited
+from peer.swarm.runtime.timing import STANDARD
+
+LATE_S, BEGAN = STANDARD.late_s, 1000.0
+
+
+def waited(sent, reduced=None, *, interval_s=6.0, own_s=0.1):
+    """In the second of two rounds: when contributions came after its begin, and shards after the last of these."""
+    lateness, last = Lateness(LATE_S), BEGAN + max(sent.values())
+    signed = {**{name: last + (reduced or {}).get(name, 0.1) for name in sent}, "me": last + own_s}
+    now = max(signed.values())
+    lateness.note(now - interval_s, now - interval_s, {}, {})
+    return lateness.note(now, BEGAN, {name: BEGAN + seconds for name, seconds in sent.items()}, signed)
+
+
+def test_who_sends_its_contribution_late_is_named_with_the_seconds_beyond_the_usual():
+    found = waited({"a": 0.1, "b": 0.2, "x": 4.1})
+    assert found.lack == Lack("contribution", frozenset("x"))
+    assert found.lost_s == pytest.approx(4.0)
+    assert found.delayed_by == {"x"}
+
+
+def test_who_reduces_late_is_named_although_all_contributions_were_in_time():
+    found = waited({"a": 0.1, "b": 0.2, "x": 0.1}, {"x": 4.1})
+    assert found.lack == Lack("reduced", frozenset("x"))
+    assert found.lost_s == pytest.approx(4.0)
+    assert found.delayed_by == frozenset()
+
+
+def test_who_is_late_with_both_costs_both():
+    assert waited({"a": 0.1, "b": 0.2, "x": 4.1}, {"x": 3.1}).lost_s == pytest.approx(7.0)
+
+
+@pytest.mark.parametrize(
+    ("sent", "interval_s"),
+    [
+        ({"a": 0.1, "b": 0.2, "x": 0.9 * LATE_S}, 6.0),
+        ({"a": 5.0, "b": 6.0, "x": 60.0}, 600.0),  # a slow line beside ten minutes of training
+        ({"a": 5.0, "b": 6.0, "x": 14.0}, 20.0),  # all are slow
+        ({"x": 4.0}, 6.0),  # of two, each could be the slow one
+    ],
+)
+def test_a_wait_that_costs_little_of_the_time_is_nothing(sent, interval_s):
+    for found in (waited(sent, interval_s=interval_s), waited(dict.fromkeys(sent, 0.1), sent, interval_s=interval_s)):
+        assert found.lack is None
+        assert found.lost_s == 0.0
+
+
+def test_half_of_what_is_allowed_explains_a_late_shard():
+    allowed_s = SHARE * 60.0
+    for seconds, names in ((0.9 * EXCUSE * allowed_s, ""), (1.1 * EXCUSE * allowed_s, "x")):
+        found = waited({"a": 0.0, "b": 0.0, "x": seconds}, interval_s=60.0)
+        assert found.lack is None
+        assert found.delayed_by == set(names)
+
+
+def test_a_vote_says_what_its_sender_waited_for():
+    for found in (Waited(), Waited(Lack("reduced", frozenset("ab")), frozenset("b"))):
+        vote = parse_json(VoteMessage, dump_json(found.vote("ab" * 32, "0" * 128)))
+        assert Waited.said(vote) == found

@@ -28,13 +28,13 @@ ABOUT = "Tokens in committed rounds while peers are killed and join again, of th
 NOTES = """\
 {peers} peers (`atoll join`, one torch thread each) train a model of some thousand parameters on one machine for
 {minutes:g} minutes at each rate of faults, after their first round of all. A step takes at least {step:g} s, so that
-the computers of all fit into one; {steps} steps make a round. A fault is SIGKILL to every process of one peer, drawn
-from a seed among those that take part, at even distances; the same command starts again at once, in the same folder.
-`goodput` is tokens a second in committed rounds, of those at no faults: what a victim loses, what survivors wait, and
-the time in which the victim starts again all count. `to next commit` and `to return` are medians from a kill to the
-next round of any survivor, and to the first with the victim's contribution. Decoupled DiLoCo
-(arXiv 2604.21428) publishes {published:g}% with chips and failures that are simulated. All processes share this
-machine's cores, and every start takes some seconds of them: see the load."""
+the computers of all fit into one; {steps} steps make a round, and each waits a fifth of that for a late peer.
+A fault is SIGKILL to every process of one peer, drawn from a seed among those that take part, at even distances; the
+same command starts again at once, in the same folder. `goodput` is tokens a second in committed rounds, of those at no
+faults: what a victim loses, what survivors wait, and the time in which the victim starts again all count. `to next
+commit` and `to return` are medians from a kill to the next round of any survivor, and to the first with the victim's
+contribution. Decoupled DiLoCo (arXiv 2604.21428) publishes {published:g}% with chips and failures that are simulated.
+All processes share this machine's cores, and every start takes some seconds of them: see the load."""
 STEPS, STEP_S, LOOK_S, START_S, RETURN_S = 20, 0.25, 0.2, 400.0, 120.0
 
 
@@ -89,7 +89,7 @@ def swarm(count: int) -> Iterator[Group]:
     """A bootstrap, and peers that train."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="goodput-")))
-        manifest = MANIFEST.format(hidden=16, recipe=DILOCO, steps=STEPS, wait=5, total="")
+        manifest = MANIFEST.format(hidden=16, recipe=DILOCO, steps=STEPS, wait=STEPS * STEP_S / 5, total="")
         bootstrap = BootstrapProcess(folder / "bootstrap", manifest)
         stack.callback(bootstrap.close)
         group = Group(folder, bootstrap.address, count)

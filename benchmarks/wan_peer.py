@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from peer import cli
-from peer.link.sync import SwarmSync
-from peer.link.tally import StepReport
-from peer.train.step import Trainer
+from peer.run import join
+from peer.system.gc_pause import starting
 
 LOOK_S = 0.05
 
 
 def pace(seconds: float) -> None:
     """Let no step of this process end before so many seconds."""
+    from peer.train.step import Trainer
+
     own = Trainer.step
 
     def step(self: Trainer, batch: Any) -> Any:
@@ -32,9 +35,11 @@ def pace(seconds: float) -> None:
 
 def wait_for_rounds() -> None:
     """Let no step begin before what was handed over is in an anchor, as with DiLoCo where nothing overlaps."""
+    from peer.link.sync import SwarmSync
+
     own = SwarmSync.after_step
 
-    def after_step(self: SwarmSync, result: StepReport) -> None:
+    def after_step(self: SwarmSync, result: Any) -> None:
         own(self, result)
         with self._tally.waiting():
             while (self._ledger.outstanding is not None or not self._ledger.armed) and not self.finished:
@@ -44,10 +49,16 @@ def wait_for_rounds() -> None:
 
 
 def main() -> None:
-    """Join."""
-    pace(float(sys.argv[1]))
-    if sys.argv[2] == "waits":
-        wait_for_rounds()
+    """Join. What is replaced is imported where `atoll join` imports it: after its agent has begun."""
+    @contextmanager
+    def paced() -> Iterator[None]:
+        with starting():
+            yield
+        pace(float(sys.argv[1]))
+        if sys.argv[2] == "waits":
+            wait_for_rounds()
+
+    join.starting = paced  # type: ignore[attr-defined]
     cli.main(["join", *sys.argv[3:]])
 
 

@@ -52,16 +52,21 @@ def join(arguments: argparse.Namespace) -> int:
         findings = [finding.require() for finding in machine_findings(settings, os.environ)]
         reachable = check_reachable(addresses)
         from peer.link.supervisor import AgentGoneError, AgentProcess
+        from peer.run.limits import in_hours
+        from peer.run.start_message import start_message
 
+        start, told = start_message(settings, reachable, identity_path), in_hours(settings.active_hours)
         agent = AgentProcess(settings.output_dir / "agent.log")
         try:
-            agent.start()  # it imports for seconds, and so does this process
+            agent.start()
+            if told:  # it looks for the run while this process imports for seconds
+                agent.send(start)
         except AgentGoneError as gone:
             raise UserError(f"the agent process did not start: {gone}", "Free memory or end other programs.") from None
         with starting():
             from peer.run.lifecycle import live
 
-        code = live(settings, reachable, identity_path, agent, findings)
+        code = live(settings, start, agent, findings, told=told)
     # All is saved and closed. Unloading torch would take seconds more, and who stops a machine does not wait long.
     logging.shutdown()
     with contextlib.suppress(OSError):  # its reader may have exited

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import signal
 import threading
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import transformers
 from rich.console import Console
@@ -16,9 +14,7 @@ from rich.console import Console
 from peer.errors import UserError
 from peer.link.messages import Anchor, Message, Published, Start, Stop, Stopped, TokenizerFetched
 from peer.link.supervisor import AgentGoneError, AgentProcess
-from peer.protocol.address import PeerAddress
-from peer.protocol.invitation import ASK, MAX_TOKEN_CHARS
-from peer.protocol.yaml_text import read_limited
+from peer.protocol.invitation import ASK
 from peer.run.assemble import FoundRun, Peer, assemble
 from peer.run.device_checks import device_finding, log_finding
 from peer.run.devices import FurtherRanks, NoFurther, start_ranks
@@ -27,15 +23,13 @@ from peer.run.figures import SAMPLE_PROMPT
 from peer.run.final_report import export, export_at_once, report_of, write_report
 from peer.run.hooks import PeerHooks
 from peer.run.leader import RanksTrainer
-from peer.run.limits import DOES_NOT_FIT, await_hours, limits_in_words, limits_of
-from peer.run.rented import detect_announce_maddrs, detect_direct_port
+from peer.run.limits import DOES_NOT_FIT, await_hours, limits_in_words
 from peer.run.resume import checkpoint_folder
 from peer.run.run_file import keep_manifest
 from peer.run.tasks import check_tasks
 from peer.settings import PeerSettings
 from peer.system.exit_signals import ending_signals
 from peer.system.finding import Finding
-from peer.system.output_files import named_path
 from peer.system.spot_notice import SpotNotice
 from peer.telemetry.console import LiveSwarm, setup_logging
 from peer.telemetry.course import Course
@@ -84,16 +78,17 @@ class StopSignal:
 
 
 def live(
-    settings: PeerSettings, addresses: Sequence[PeerAddress], identity_path: Path, agent: AgentProcess,
-    findings: Sequence[Finding] = (),
-) -> int:  # fmt: skip
-    """Join the swarm at `addresses` and train until the run ends or a signal comes; -> exit code.
+    settings: PeerSettings, start: Start, agent: AgentProcess, findings: Sequence[Finding] = (), *, told: bool = False
+) -> int:
+    """Join a run and train until it ends or a signal comes; -> exit code.
 
     The caller has checked the surroundings (`peer.system.preflight`) and holds the identity's lock.
 
     Args:
+        start: the agent's first message.
         agent: has been started; ends with this call, however that ends.
         findings: of those checks, none of which has failed; warnings are logged.
+        told: the agent has its first message already.
 
     Raises:
         UserError: anything that a person can mend, before training starts.
@@ -104,16 +99,16 @@ def live(
         stop, console, guard = StopSignal(), Console(), WriteGuard()
         try:
             setup_logging(settings.output_dir / "peer.log", settings.log_level, settings.json_lines, console, guard)
-            for finding in (*findings, device_finding(settings).require()):  # told before anything is dialled
+            for finding in (*findings, device_finding(settings).require()):
                 log_finding(finding)
             if settings.spot_notice is not None:
                 notice = SpotNotice(settings.spot_notice, on_notice=stop.on_notice)
                 notice.start()
-            start = _prepare(settings, addresses, identity_path)
+            _prepare(settings)
             await_hours(settings.active_hours)
             ranks = start_ranks(settings)
             drain = Drain(stop, settings.drain_s, notice)
-            return _run(settings, start, agent, drain, (console, guard), ranks)
+            return _run(settings, start, agent, drain, (console, guard), ranks, told=told)
         except RuntimeError:
             if lost := ranks.lost():
                 _leave(agent)
@@ -136,50 +131,22 @@ def _leave(agent: AgentProcess) -> None:
         agent.expect(Stopped, DRAIN_S)
 
 
-def _prepare(settings: PeerSettings, addresses: Sequence[PeerAddress], identity_path: Path) -> Start:
+def _prepare(settings: PeerSettings) -> None:
     if settings.eval_tasks:
         check_tasks(settings.eval_task_folder)
         pick_device(settings.eval_tasks_device)
     set_threads(settings.torch_threads)
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    return start_message(settings, addresses, identity_path)
-
-
-def start_message(settings: PeerSettings, addresses: Sequence[PeerAddress], identity_path: Path) -> Start:
-    """The first message to an agent."""
-    return Start(
-        initial_peers=tuple(str(address) for address in addresses),
-        host_maddrs=settings.host_maddrs,
-        announce_maddrs=settings.announce_maddrs or detect_announce_maddrs(settings.host_maddrs, os.environ),
-        identity_path=str(identity_path),
-        nickname=settings.nickname,
-        directory=str(settings.output_dir),
-        run_id=settings.run_id,
-        run=settings.run,
-        nat_port_map=settings.nat_port_map,
-        client_mode=settings.client_mode,
-        direct_port=settings.direct_port if settings.direct else None,
-        mapped_port=detect_direct_port(settings.direct_port, os.environ),
-        limits=limits_of(settings),
-        invitation=token_of(settings),
-    )
-
-
-def token_of(settings: PeerSettings) -> str:
-    """The invitation, where it is given as a file its content; empty: there is none. Raises UserError."""
-    given = (settings.invitation or "").strip()
-    if not given.startswith("@"):
-        return given
-    hint = "give the path of the file that holds the token, after @"
-    return read_limited(named_path(given[1:]), MAX_TOKEN_CHARS, "invitation", hint).decode("ascii", "replace").strip()
 
 
 def _run(
     settings: PeerSettings, start: Start, agent: AgentProcess, drain: Drain, shown: tuple[Console, WriteGuard],
-    ranks: FurtherRanks,
+    ranks: FurtherRanks, *, told: bool,
 ) -> int:  # fmt: skip
     receive, (console, guard) = _Late(), shown
     try:
+        if not told:
+            agent.send(start)
         peer, anchor = _arrive(settings, start, agent, receive, drain.leaves, ranks)
     except AgentGoneError as gone:
         raise UserError(f"the agent process ended unexpectedly: {gone}", f"its log is {agent.log_path}") from None
@@ -219,7 +186,6 @@ def _arrive(
     stopping: Callable[[], bool], ranks: FurtherRanks,
 ) -> tuple[Peer, Anchor]:
     """Find the run, build this peer's parts, take the swarm's state."""
-    agent.send(start)
     log.info("looking for the run at %s", ", ".join(start.initial_peers))
     published: Published = agent.expect(Published, PUBLISHED_TIMEOUT_S)
     run = FoundRun.of(published)

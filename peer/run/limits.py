@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
-from peer.outer.recipe.plan import RunPlan
 from peer.protocol.line_limits import BITS_PER_MBIT, BYTES_PER_GB, ActiveHours, LineLimits
 from peer.settings import PeerSettings
 from peer.system.clock import Clock
 from peer.telemetry.figures import human_bytes, human_duration
+
+if TYPE_CHECKING:
+    from peer.outer.recipe.plan import RunPlan
 
 log = logging.getLogger(__name__)
 MONTH_DAYS = 30.0
@@ -18,12 +21,16 @@ DOES_NOT_FIT = "that does not fit"
 RECHECK_S = 5.0
 
 
+def in_hours(text: str | None, clock: Clock = time.time) -> bool:
+    """Whether now is within the hours that a person has set, if any."""
+    return text is None or ActiveHours.parse(text).now(clock)
+
+
 def await_hours(text: str | None, clock: Clock = time.time, pause: Callable[[float], None] = time.sleep) -> None:
     """Return at once in the hours that a person has set, or once they come."""
-    hours = None if text is None else ActiveHours.parse(text)
-    if hours is not None and not hours.now(clock):
+    if not in_hours(text, clock):
         log.info("waiting for the hours %s (active_hours)", text)
-        while not hours.now(clock):
+        while not in_hours(text, clock):
             pause(RECHECK_S)
 
 

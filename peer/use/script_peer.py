@@ -45,11 +45,12 @@ from peer.protocol.invitation import ASK
 from peer.run.assemble import FoundRun
 from peer.run.checkpointing import Inner, Saving, inner_half
 from peer.run.join import LOCK_NAME
-from peer.run.lifecycle import DRAIN_S, LINGER_S, PUBLISHED_TIMEOUT_S, STATE_TIMEOUT_S, start_message
+from peer.run.lifecycle import DRAIN_S, LINGER_S, PUBLISHED_TIMEOUT_S, STATE_TIMEOUT_S
 from peer.run.local_rule import kept_beside
 from peer.run.resume import checkpoint_folder, read_resumed
 from peer.run.run_file import keep_manifest
 from peer.run.shared_model import local_anchor, of_all_ranks, share
+from peer.run.start_message import start_message
 from peer.settings import PeerSettings
 from peer.swarm.net.keys import check_identity
 from peer.swarm.net.socket_folder import open_socket_folder

@@ -106,7 +106,7 @@ class Campaign:
                 sum(
                     seat.member.peer_id in record.members and (record.status == "aborted" or how in LATE)
                     for record in each.member.records[mark:]
-                ) >= FIRST_ROUNDS
+                ) >= (2 * FIRST_ROUNDS if how == "late-at-times" else FIRST_ROUNDS)
                 for each, mark in zip(self.honest, marks, strict=True)
             )  # fmt: skip
 

@@ -22,7 +22,7 @@ from peer.outer.state.outer_state import OuterState, bound_of
 from peer.outer.state.wire_format import AnyUpdate
 from peer.printable import printable
 from peer.protocol.lineage import Certificate, Link, Member, shares_of
-from peer.protocol.wire import JoinMessage
+from peer.protocol.wire import JoinMessage, Stage
 
 Phase = Literal["match", "exchange", "commit"]
 
@@ -35,14 +35,17 @@ class RoundAborted(AtollError):
         culprit: id of the peer through which the round failed, if known.
         alone: True when there was simply no peer to average with.
         behind: True when others are ahead of this peer's lineage.
+        useless: the stage of which what the culprit sent is of no use, as if it had not come.
     """
 
     def __init__(
-        self, phase: Phase, reason: str, culprit: str | None = None, *, alone: bool = False, behind: bool = False
-    ) -> None:
+        self, phase: Phase, reason: str, culprit: str | None = None, *, alone: bool = False, behind: bool = False,
+        useless: Stage | None = None,
+    ) -> None:  # fmt: skip
         reason = printable(reason)  # it may be another peer's
         super().__init__(f"{phase}: {reason}")
         self.phase, self.reason, self.culprit, self.alone, self.behind = phase, reason, culprit, alone, behind
+        self.useless = useless
 
     @property
     def instead(self) -> Instead:
@@ -161,7 +164,8 @@ async def link_of(group: Group, exchanged: Exchanged, state: OuterState, digest:
     try:
         update_digest = await run_offloaded(state.numel, look)
     except NonFiniteError as error:
-        raise RoundAborted("exchange", str(error), culprit=_reducer_of(group, exchanged, state)) from None
+        culprit = _reducer_of(group, exchanged, state)
+        raise RoundAborted("exchange", str(error), culprit, useless="reduced") from None
     return Link(
         run_id=group.join.run_id,
         fragment=group.join.fragment,
@@ -181,7 +185,6 @@ def _reducer_of(group: Group, exchanged: Exchanged, state: OuterState) -> str | 
         if start < stop and not bound_of(exchanged.update, start, stop) <= LARGEST_VALUE:
             return member.peer_id
     return None
-
 
 
 def _durations(marks: dict[str, float], end: float) -> dict[str, float]:

@@ -193,14 +193,14 @@ class HelloMessage(Spec):
 
 
 class VoteMessage(Spec):
-    """A member's signature over the link that it computed. `lacks`: the first stage that made the round long, and
-    `lacking`: by which members; `delayed_by`: whose contribution delayed this member itself; claims, as in an abort.
+    """A member's signature over the link that it computed. `late_contributions`, `late_shards`: of the members that
+    made the round long for it; `delayed_by`: who delayed this member itself; claims, as in an abort.
     """
 
     link_id: Digest
     signature: Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
-    lacks: Literal["contribution", "reduced"] | None = None
-    lacking: Annotated[tuple[PeerIdText, ...], Field(max_length=64)] = ()
+    late_contributions: Annotated[tuple[PeerIdText, ...], Field(max_length=64)] = ()
+    late_shards: Annotated[tuple[PeerIdText, ...], Field(max_length=64)] = ()
     delayed_by: Annotated[tuple[PeerIdText, ...], Field(max_length=64)] = ()
 
 

@@ -147,7 +147,7 @@ class Mixture:
         views = [memoryview(frame) for frame in frames]
         size = self._codec.wire_bytes(stop - start)
         payloads, anchors = [view[:size] for view in views], [view[size:] for view in views]
-        with blamed(self._members):
+        with blamed(self._members, "contribution"):
             mean, self._aggregation = self._wire.mean(self._aggregation, payloads, start, stop, self._turn)
             self._mix(start, stop, mean, payloads, anchors)
 

@@ -49,7 +49,7 @@ class AllGather(ExchangeStrategy):
         for peer_id, (_, leaves) in heard.reduced.items():
             signature = buffers.inboxes[peer_id].sent.result().signature
             if not has_sent(heard.sitting, peer_id, buffers.order[buffers.me], root_of(leaves), signature):
-                raise MalformedError("it sent another payload than it had bound itself to", peer_id)
+                raise MalformedError("it sent another payload than it had bound itself to", peer_id, "reduced")
         return heard
 
 

@@ -67,7 +67,7 @@ class ButterflyAllReduce(ExchangeStrategy):
             for peer_id, payload in zip(buffers.order, payloads, strict=True):
                 if peer_id != group.me:
                     leaves[peer_id].add(payload)
-            with blamed(buffers.order):
+            with blamed(buffers.order, "contribution"):
                 reduced = self.wire.reduce(aggregation, payloads, start, stop, lost)
             outputs.add(reduced)
             return reduced

@@ -107,6 +107,7 @@ class Exchange:
         join, sealed = self._rosters.join(position, due.tokens, persistent.identifier, due.ranges)
         self._send(buffers, persistent, due, state, (Kind.JOIN, sealed))
         waiting = {peer_id: inbox.join for peer_id, inbox in buffers.inboxes.items()}
+        buffers.joined = done_at(waiting, self._clock)
         joining = asyncio.wait(waiting.values(), timeout=patience_s, return_when=asyncio.FIRST_EXCEPTION)
         if (joined := await unless(newcomer(), joining)) is None:
             raise RoundAborted("match", "others want to take part")
@@ -142,6 +143,7 @@ class Exchange:
             self._observer.malformed(buffers, error)
             raise
         except GroupsDifferError as differ:
+            buffers.useless.add(("contribution", differ.remote))
             raise await self._observer.explain(self._group, buffers, differ) from None
         return exchanged
 
@@ -153,10 +155,11 @@ class Exchange:
         signed = [inbox.signed for inbox in buffers.inboxes.values()]
         sent_at = done_at({peer_id: inbox.sent for peer_id, inbox in buffers.inboxes.items()}, self._clock)
         signed_at = done_at(dict(zip((*buffers.inboxes, group.me), (*signed, producing), strict=True)), self._clock)
+        buffers.came |= {"contribution": sent_at, "reduced": signed_at}
         try:
             await bounded([producing, *signed], buffers, self._clock, self._budget)
             self._budget.learn(buffers.wire_bytes, usual_duration(buffers.began, sent_at, signed_at))
-            buffers.waited = self._lateness.note(self._clock(), buffers.began, sent_at, signed_at)
+            buffers.waited = self._lateness.note(self._clock(), buffers.began, sent_at, signed_at, buffers.joined)
             own = producing.result()
             others = {peer_id: inbox.reduced.result() for peer_id, inbox in buffers.inboxes.items()}
             payloads = [own.payload if peer == group.me else others[peer] for peer in buffers.order]
@@ -217,10 +220,11 @@ class Exchange:
         if buffers is None or persistent is None or buffers.group is not group:
             return
         if abort is not None:
-            half = buffers.began + (buffers.deadline - buffers.began) / 2
+            if abort.useless is not None and abort.culprit is not None:
+                buffers.useless.add((abort.useless, abort.culprit))
             own = abort.culprit == group.me and not isinstance(abort, GaveUpError)
-            late = self._clock() >= half and not own
-            abort = self._gives_up(persistent, abort, buffers.lack() if late else seen_at(abort, group.me))
+            lack = (None if own else buffers.lack(self._clock())) or seen_at(abort, group.me, buffers.lack_of)
+            abort = self._gives_up(persistent, abort, lack)
             await cancel_and_wait(buffers.senders.values())
             await self._strategy.revert()
         self._buffers = None

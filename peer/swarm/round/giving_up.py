@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from peer.outer.round import RoundAborted
-from peer.protocol.wire import AbortMessage, Stage, VoteMessage
+from peer.protocol.wire import AbortMessage, Stage
 
 
 @dataclass(frozen=True)
@@ -19,8 +20,8 @@ class Lack:
     names: frozenset[str]
 
     @classmethod
-    def said(cls, message: AbortMessage | VoteMessage) -> Lack | None:
-        """What a member says that it lacks; None: nothing."""
+    def said(cls, message: AbortMessage) -> Lack | None:
+        """What a member says that it lacks; None: it does not explain itself."""
         return cls(message.lacks, frozenset(message.lacking)) if message.lacks and message.lacking else None
 
 
@@ -40,11 +41,17 @@ class StalledError(RoundAborted):
         self.lack = lack
 
 
-def seen_at(abort: RoundAborted, own_id: str) -> Lack | None:
-    """What this peer lacks when a round ends long before its deadline: what it saw first."""
+def seen_at(abort: RoundAborted, own_id: str, missing: Callable[[str], Lack | None]) -> Lack | None:
+    """What this peer lacks when a round ends long before its deadline: what it saw first.
+
+    Args:
+        missing: (member) -> the first stage of which nothing of use has come from it.
+    """
     if isinstance(abort, GaveUpError):
         return Lack("word" if Lack.said(abort.message) else "stream", frozenset({abort.remote}))
-    return None if abort.culprit in (None, own_id) else Lack("stream", frozenset({str(abort.culprit)}))
+    if abort.culprit is None or abort.culprit == own_id:
+        return None
+    return missing(abort.culprit) or Lack("stream", frozenset({abort.culprit}))
 
 
 def abort_message(abort: RoundAborted) -> AbortMessage:

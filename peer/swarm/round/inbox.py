@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from typing import Any
 
 from peer.errors import ProtocolError
@@ -20,6 +21,7 @@ from peer.swarm.round.signatures import ReducedShards, sitting_of
 from peer.swarm.runtime.buffer_pool import Lend, blank
 from peer.swarm.runtime.futures import deliver, fail, has_come
 
+STAGES: tuple[Stage, ...] = ("contribution", "reduced", "vote")  # of an exchange, each after the one before
 MEASURED_BYTES = 1 << 16  # of a frame whose time says how fast a line is
 
 
@@ -123,6 +125,12 @@ class Inbox:
         await stream.receive_body(memoryview(vote))
         deliver(self.vote, parse_json(VoteMessage, bytes(vote)))
 
+    def has(self, stage: Stage) -> bool:
+        """Whether all that the member sends at a stage of an exchange has come."""
+        if stage == "contribution":
+            return has_come(self.sent) and all(map(has_come, self.contributed))
+        return has_come(self.signed if stage == "reduced" else self.vote)
+
     def fail(self, abort: RoundAborted) -> None:
         """Nothing more comes."""
         fail(abort, self.join, *self.contributed, self.sent, self.reduced, self.signed, self.vote)
@@ -179,6 +187,9 @@ class RoundBuffers:
         opened: when the first member was ready for it.
         deadline: of the exchange; infinite until it begins.
         slow_line_s: of that, for the slowest line among the members.
+        joined: when each other member's join came, after which that member was waited for.
+        came: when what each member sends at each stage was there.
+        useless: (stage, member) that sent nothing of use, although it sent all.
         waited: what made the exchange long for this peer.
     """
 
@@ -202,6 +213,8 @@ class RoundBuffers:
         self.wire_bytes = sum(map(sum, sizes))
         self.began, self.opened = 0.0, float("inf")
         self.deadline, self.slow_line_s, self.waited = float("inf"), 0.0, Waited()
+        self.joined, self.useless = dict[str, float](), set[tuple[Stage, str]]()
+        self.came: dict[Stage, dict[str, float]] = {stage: {} for stage in STAGES}
         if group is not None:
             self.seat(group)
 
@@ -231,26 +244,39 @@ class RoundBuffers:
         """Fail the joins that have not arrived."""
         fail(abort, *(inbox.join for inbox in self.inboxes.values()))
 
-    def lack(self) -> Lack | None:
-        """The first stage of which something has not come, and of which members."""
-        stages: tuple[tuple[Stage, Callable[[Inbox], bool]], ...] = (
-            ("contribution", lambda inbox: has_come(inbox.sent) and all(map(has_come, inbox.contributed))),
-            ("reduced", lambda inbox: has_come(inbox.signed)),
-            ("vote", lambda inbox: has_come(inbox.vote)),
-        )
-        for stage, complete in stages:
-            if late := frozenset(peer_id for peer_id, inbox in self.inboxes.items() if not complete(inbox)):
-                return Lack(stage, late)
+    def lack(self, now: float = math.inf) -> Lack | None:
+        """The first stage of which something that is of use has not come, and of which members. Where the stage before
+        came after half of its time and several lack this one: the stage before, and those that were late.
+
+        Args:
+            now: None within the first half of a stage's time.
+        """
+        before, start = Lack(STAGES[0], frozenset()), self.began
+        for stage in STAGES:
+            half = start + (self.deadline - start) / 2
+            missing = frozenset(peer_id for peer_id in self.inboxes if not self._has(stage, peer_id))
+            if missing:
+                return None if now < half else before if before.names and len(missing) > 1 else Lack(stage, missing)
+            times = {peer_id: self.came[stage].get(peer_id, start) for peer_id in self.inboxes}
+            before = Lack(stage, frozenset(peer_id for peer_id, at in times.items() if at > half))
+            start = max([start, *times.values()])
         return None
 
-    def late_joins(self, before: float) -> Lack | None:
-        """The members that have not joined, if the round was open by then."""
-        late = frozenset(peer_id for peer_id, inbox in self.inboxes.items() if not has_come(inbox.join))
-        return Lack("join", late) if late and self.opened <= before else None
+    def lack_of(self, peer_id: str) -> Lack | None:
+        """The first stage of which nothing that is of use has come from this member."""
+        missing = (stage for stage in STAGES if peer_id in self.inboxes and not self._has(stage, peer_id))
+        return next((Lack(stage, frozenset({peer_id})) for stage in missing), None)
 
-    def words(self) -> dict[str, Waited]:
-        """What each other member that has voted says that it waited for."""
-        return {one: Waited.said(inbox.vote.result()) for one, inbox in self.inboxes.items() if has_come(inbox.vote)}
+    def _has(self, stage: Stage, peer_id: str) -> bool:
+        return self.inboxes[peer_id].has(stage) and (stage, peer_id) not in self.useless
+
+    def late_joins(self, before: float) -> Lack | None:
+        """The members that have not joined, if the round was open by then, or most others have signed what they sent:
+        then those members have joined elsewhere.
+        """
+        late = frozenset(peer_id for peer_id, inbox in self.inboxes.items() if not has_come(inbox.join))
+        begun = 2 * sum(has_come(inbox.sent) for inbox in self.inboxes.values()) > len(self.inboxes)
+        return Lack("join", late) if late and (begun or self.opened <= before) else None
 
     def too_short(self, lack: Lack | None) -> bool:
         """Whether its deadline was, as far as this peer can tell. One of several others that is late proves nothing."""

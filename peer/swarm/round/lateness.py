@@ -1,17 +1,17 @@
 """What a committed round waited for: a member may make each round long, and yet never miss a deadline.
 
-Each member says with its vote for whom it waited, and who delayed itself. One that reduces waits for all contributions,
-so that one which had some of them late is not to blame for its shard.
+Each member says with its vote for whom it waited, and who delayed it. One that reduces waits for all contributions, and
+none begins without all joins: a member that had one of them late is not to blame.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median_low
+from types import MappingProxyType
 
-from peer.protocol.wire import VoteMessage
-from peer.swarm.round.giving_up import Lack
+from peer.protocol.wire import Stage, VoteMessage
 
 MULTIPLE, SHARE = 2.0, 0.15
 EXCUSE = 0.5  # of what is allowed: else one could delay another just so far that that one is to blame
@@ -22,26 +22,31 @@ class Waited:
     """What one member waited for.
 
     Attributes:
-        lack: the first stage of which something came late, and of which members.
-        delayed_by: the members whose contribution came so late that it explains a late shard.
-        lost_s: by its own measure; 0 if no member was late.
+        contributions, shards: seconds beyond the usual, of the members whose contribution or reduced shard was late; of
+            what another member says, no seconds.
+        delayed_by: the members whose join or contribution came so late that it explains why this member was late.
     """
 
-    lack: Lack | None = None
+    contributions: Mapping[str, float] = field(default_factory=dict)
+    shards: Mapping[str, float] = field(default_factory=dict)
     delayed_by: frozenset[str] = frozenset()
-    lost_s: float = 0.0
 
     @classmethod
     def said(cls, vote: VoteMessage) -> Waited:
         """What a member says that it waited for."""
-        return cls(Lack.said(vote), frozenset(vote.delayed_by))
+        contributions, shards = (dict.fromkeys(names, 0.0) for names in (vote.late_contributions, vote.late_shards))
+        return cls(contributions, shards, frozenset(vote.delayed_by))
+
+    @property
+    def late(self) -> tuple[tuple[Stage, Mapping[str, float]], ...]:
+        """By the stage of an exchange."""
+        return ("contribution", self.contributions), ("reduced", self.shards)
 
     def vote(self, link_id: str, signature: str) -> VoteMessage:
         """The vote that says so."""
-        stage, names = (self.lack.stage, tuple(sorted(self.lack.names))) if self.lack is not None else (None, ())
-        return VoteMessage.model_validate(
-            {"link_id": link_id, "signature": signature, "lacks": stage, "lacking": names,
-             "delayed_by": tuple(sorted(self.delayed_by))}
+        return VoteMessage(
+            link_id=link_id, signature=signature, late_contributions=tuple(sorted(self.contributions)),
+            late_shards=tuple(sorted(self.shards)), delayed_by=tuple(sorted(self.delayed_by)),
         )  # fmt: skip
 
 
@@ -58,27 +63,30 @@ class Lateness:
         self._least_s = least_s
         self._ended: float | None = None
 
-    def note(self, now: float, began: float, sent: Mapping[str, float], signed: Mapping[str, float]) -> Waited:
+    def note(
+        self, now: float, began: float, sent: Mapping[str, float], signed: Mapping[str, float],
+        joined: Mapping[str, float] = MappingProxyType({}),
+    ) -> Waited:  # fmt: skip
         """A round has all that it needs.
 
         Args:
             now, began: of this exchange.
             sent: when each other member's contribution was there.
             signed: when the shard that each member reduces was there, this peer's own among them.
+            joined: when each other member's join was there; none in a group that has just been matched.
         """
         since, self._ended = self._ended if self._ended is not None else began, now
         if len(sent) < 2:  # of two members, each could be the slow one
             return Waited()
         least_s, last = max(self._least_s, SHARE * (now - since)), max([began, *sent.values()])
         usual_s = median_low([began, *sent.values()]) - began
-        allowed_s = max(least_s, MULTIPLE * usual_s)
         beyond = {peer_id: at - began - usual_s for peer_id, at in sent.items()}
-        contributions = {peer_id: late_s for peer_id, late_s in beyond.items() if late_s > allowed_s}
-        delayed_by = frozenset(peer_id for peer_id, late_s in beyond.items() if late_s > EXCUSE * allowed_s)
+        most_s = max(least_s, MULTIPLE * usual_s)
+        contributions = {peer_id: late_s for peer_id, late_s in beyond.items() if late_s > most_s}
+        joins = {peer_id: at - median_low(joined.values()) for peer_id, at in joined.items()}
+        delayed_by = (one for each in (joins, beyond) for one, late_s in each.items() if late_s > EXCUSE * least_s)
         usual_s = max(0.0, median_low(signed.values()) - last)
         beyond = {peer_id: signed[peer_id] - last - usual_s for peer_id in sent}
-        shards = {peer_id: late_s for peer_id, late_s in beyond.items() if late_s > max(least_s, MULTIPLE * usual_s)}
-        lack = Lack("contribution", frozenset(contributions)) if contributions else None
-        lack = lack or (Lack("reduced", frozenset(shards)) if shards else None)
-        lost_s = max(contributions.values(), default=0.0) + max(shards.values(), default=0.0)
-        return Waited(lack, delayed_by, lost_s)
+        most_s = max(least_s, MULTIPLE * usual_s)
+        shards = {peer_id: late_s for peer_id, late_s in beyond.items() if late_s > most_s}
+        return Waited(contributions, shards, frozenset(delayed_by))

@@ -20,14 +20,15 @@ from peer.protocol.statements import (
     root_of,
     seal_reduced,
 )
+from peer.protocol.wire import Stage
 from peer.swarm.round.reducer_residual import Attempt
 
 
 class MalformedError(RoundAborted):
-    """This peer saw itself that the culprit sent what no honest member sends."""
+    """This peer saw itself that the culprit sent what no honest member sends, at the stage `useless`."""
 
-    def __init__(self, reason: str, culprit: str) -> None:
-        super().__init__("exchange", reason, culprit)
+    def __init__(self, reason: str, culprit: str, useless: Stage) -> None:
+        super().__init__("exchange", reason, culprit, useless=useless)
 
 
 class GroupsDifferError(RoundAborted):
@@ -106,7 +107,7 @@ def close_reduction(
     for member, slices in zip(sitting.members, digests, strict=True):
         root, signature = root_of(slices), seals[member.peer_id].signature if member.peer_id != me else b""
         if member.peer_id != me and not has_sent(sitting, member.peer_id, me, root, signature):
-            raise MalformedError("its signature does not fit the contribution", member.peer_id)
+            raise MalformedError("its signature does not fit the contribution", member.peer_id, "contribution")
         entries.append((root, signature))
     left = residual.digest if residual is not None else NO_RESIDUAL
     own = seal_reduced(identity, sitting, inputs_of(entries), root_of(outputs.digests), left)
@@ -144,7 +145,7 @@ def hear(
     """
     for peer_id, seal in seals.items():
         if not residuals and seal.residual != NO_RESIDUAL:
-            raise MalformedError("it signed a residual where there is none", peer_id)
+            raise MalformedError("it signed a residual where there is none", peer_id, "reduced")
         if not has_reduced(sitting, peer_id, root_of(leaves[peer_id].digests), seal):
-            raise MalformedError("its signature does not fit the reduced shard", peer_id)
+            raise MalformedError("its signature does not fit the reduced shard", peer_id, "reduced")
     return ReducedShards(sitting, {peer_id: (seal, leaves[peer_id].digests) for peer_id, seal in seals.items()})

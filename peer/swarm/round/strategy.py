@@ -19,6 +19,7 @@ from peer.outer.state.outer_state import OuterState
 from peer.outer.state.wire_format import WireFormat
 from peer.protocol.identity import Identity
 from peer.protocol.statements import Leaves, Seal, root_of, seal_sent
+from peer.protocol.wire import Stage
 from peer.swarm.round.inbox import RoundBuffers
 from peer.swarm.round.reducer_residual import Attempt, ReducerResidual
 from peer.swarm.round.signatures import MalformedError, ReducedShards, ReductionProof, close_reduction, hear
@@ -96,7 +97,7 @@ class ExchangeStrategy(ABC):
         """
         weights, received = [member.tokens for member in group.members], self._sender.received
         known, self._sender.received = {} if received is None else {buffers.me: received}, None
-        with blamed(buffers.order, "contribution" if own.aggregation is None else "mean"):
+        with blamed(buffers.order, "reduced", "contribution" if own.aggregation is None else "mean"):
             update = await self.compute(buffers.wire.update, payloads, weights, state.part.rounds, known)
         aggregation = own.aggregation or update.aggregation
         assert aggregation is not None, "contributions were neither reduced nor gathered"
@@ -189,11 +190,15 @@ class ExchangeStrategy(ABC):
 
 
 @contextmanager
-def blamed(order: Sequence[str], what: str = "contribution") -> Iterator[None]:
-    """Names the member of a roster whose payload is malformed; raises MalformedError, RoundAborted."""
+def blamed(order: Sequence[str], stage: Stage, what: str = "contribution") -> Iterator[None]:
+    """Names the member of a roster whose payload is malformed; raises MalformedError, RoundAborted.
+
+    Args:
+        stage: at which payloads came that are `what`.
+    """
     try:
         yield
     except MemberPayloadError as error:
-        raise MalformedError(f"malformed {what}: {error}", order[error.place]) from None
+        raise MalformedError(f"malformed {what}: {error}", order[error.place], stage) from None
     except (ValueError, PayloadError) as error:  # a gate dropped all, or the aggregate left fp32's range
         raise RoundAborted("exchange", f"no aggregate: {error}") from None

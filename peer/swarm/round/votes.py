@@ -83,7 +83,7 @@ async def _vote_of(
 ) -> tuple[str, str] | None:
     """(peer id, signature) if that member signed the same link, else None."""
     try:
-        vote = await buffers.inboxes[peer_id].vote
+        vote = await asyncio.shield(buffers.inboxes[peer_id].vote)  # a late one still says why it is late
     except RoundAborted as abort:
         log.info("no vote of %s: %s", peer_id, abort.reason)
         return None

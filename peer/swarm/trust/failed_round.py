@@ -12,11 +12,14 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass, field, replace
 
+from peer.protocol.wire import Stage
 from peer.swarm.round.giving_up import Lack
 from peer.swarm.round.lateness import Waited
 from peer.swarm.trust.debts import Loss, Peers
 
-EXCUSES = {"reduced": ("contribution",), "vote": ("contribution", "reduced")}  # of a member that lacks those itself
+EXCUSES = {
+    "contribution": ("join",), "reduced": ("join", "contribution"), "vote": ("join", "contribution", "reduced"),
+}  # of a member that lacks those itself  # fmt: skip
 
 
 @dataclass
@@ -36,24 +39,20 @@ class FailedRound:
     settled: bool = False
     committed: bool = False
 
-    def long(self, own: Lack, words: Mapping[str, Waited]) -> None:
-        """It was committed, but was long.
+    def long(self, late: str, stage: Stage, words: Mapping[str, Waited]) -> None:
+        """It was committed, but a member was late at this stage.
 
-        A word counts only on those for which this peer waited, and on those that delayed one of them: for a word on
-        any other its sender would pay nothing.
+        A word counts only on that member, and on those that delayed it: for a word on any other its sender would pay
+        nothing.
 
         Args:
-            own: for what this peer waited.
             words: of each member, this peer among them, for what it waited.
         """
-        lacks, late = {one: waited.lack for one, waited in words.items()}, set(own.names)
-        for one in own.names & words.keys() if own.stage == "reduced" else ():
-            if delayed_by := words[one].delayed_by - {one}:
-                lacks[one] = Lack("contribution", delayed_by)
-                late |= delayed_by
         self.settled = self.committed = True
-        for one, lack in lacks.items():
-            self.hear(one, lack and replace(lack, names=lack.names & late))
+        for one, waited in words.items():
+            self.hear(one, Lack(stage, frozenset({late} & dict(waited.late)[stage].keys())))
+        if late in words and (delayed_by := words[late].delayed_by):
+            self.hear(late, Lack("join", delayed_by))
 
     def hear(self, member: str, lack: Lack | None) -> None:
         """What a member says that it lacks; what it says of itself, or of a stranger, is nothing."""
@@ -106,26 +105,28 @@ class FailedRound:
         silent = sorted(each for each in lack.names if self.lacks.get(each) is None)
         return silent[0] if silent and self.settled else None
 
-    def circled(self) -> tuple[set[Peers], set[str]]:
+    def circled(self) -> tuple[set[Peers], set[Peers]]:
         """The members that explain in a circle of three or more why they gave up. One of them lies: no member can have
-        given up because of another that did so later. The one that most members name was the first that all heard.
+        given up because of another that did so later. The one that most members name was the first that all heard. Two
+        that name each other are in dispute anyway, and make no circle.
 
         Returns:
-            It and the member that it names, in dispute; and the members of a circle where most name no single one, but
+            It and the member that it names, in dispute; and the pairs of a circle where most name no single one, but
             none where all of a round are in one circle: all would leave all.
         """
         names = {one: {min(lack.names)} if lack.stage == "word" else lack.names
                  for one, lack in self.lacks.items() if lack is not None}  # fmt: skip
         causes = {one: {name for name in names[one] if self._explains(name, one)} for one in names}
+        causes = {one: {name for name in own if one not in causes.get(name, ())} for one, own in causes.items()}
         after = {one: _reached(one, causes) for one in causes}
-        pairs, unclear = set[Peers](), set[str]()
+        pairs, unclear = set[Peers](), set[Peers]()
         for circle in {frozenset(other for other in after[one] if one in after.get(other, ())) for one in after}:
             named = Counter(name for own in names.values() for name in own & circle)
             first = [one for one in circle if named[one] == max(named.values())]
             if len(circle) >= 3 and len(first) == 1:
                 pairs |= {frozenset({first[0], cause}) for cause in causes[first[0]] & circle}
             elif 3 <= len(circle) < len(self.members):
-                unclear |= circle
+                unclear |= {frozenset({one, cause}) for one in circle for cause in causes[one] & circle}
         return pairs, unclear
 
     def _explains(self, peer_id: str, accuser: str) -> bool:

@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.round import RoundAborted
+from peer.protocol.wire import VoteMessage
 from peer.swarm.group.roster import RosterAuthority
 from peer.swarm.net.directory import Directory
 from peer.swarm.net.node import Node
 from peer.swarm.round.giving_up import Lack, StalledError
 from peer.swarm.round.inbox import RoundBuffers
+from peer.swarm.round.lateness import Waited
 from peer.swarm.round.persistent_group import PersistentGroup
 from peer.swarm.round.signatures import GroupsDifferError, ReducedShards, ReductionProof
+from peer.swarm.runtime.futures import has_come
 from peer.swarm.runtime.round_priority import RoundPriority
 from peer.swarm.state.store import StateStore
 from peer.swarm.trust.audit_server import AuditServer
@@ -213,12 +216,23 @@ class Guard:
     def committed(self, buffers: RoundBuffers) -> None:
         """The round is committed: audit it, perhaps."""
         self.stalls.committed(buffers.order)
-        self.stalls.waited(buffers.order, buffers.waited, buffers.words())
+        if buffers.waited.contributions or buffers.waited.shards:
+            votes = {peer_id: inbox.vote for peer_id, inbox in buffers.inboxes.items()}
+            left_s = max(self._node.timing.stall_words_s, buffers.deadline - self._node.clock())
+            self._node.spawn(self._judge_long(buffers.order, buffers.waited, votes, left_s))
         if (heard := buffers.heard) is None:
             return
         drawn = self._auditor.draw(heard)
         if drawn is not None and (self._auditing is None or self._auditing.done()):
             self._auditing = self._node.spawn(self._audit(heard, *drawn))
+
+    async def _judge_long(
+        self, members: Iterable[str], waited: Waited, votes: Mapping[str, asyncio.Future[VoteMessage]], left_s: float
+    ) -> None:
+        """Once all have voted, or could have: who made a member late may make its vote late, too."""
+        await asyncio.wait(votes.values(), timeout=left_s)
+        words = {peer_id: Waited.said(vote.result()) for peer_id, vote in votes.items() if has_come(vote)}
+        self.stalls.waited(members, waited, words)
 
     def missed(self, signers: Iterable[str]) -> None:
         """These have committed a round that this peer was not in."""

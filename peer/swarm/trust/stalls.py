@@ -164,16 +164,17 @@ class StallBook:
             waited: what made it long for this peer, if it was.
             words: the same of the others, as they say.
         """
-        failure = FailedRound(next(self._numbers), frozenset(members))
-        if waited.lack is not None and len(failure.members) >= FEWEST:
-            failure.long(waited.lack, {**words, self._own_id: waited})
-            failure.wasted_s = waited.lost_s
-            self._judge(failure)
+        group, said = frozenset(members), {**words, self._own_id: waited}
+        for stage, late in waited.late:
+            for peer_id, seconds in late.items() if len(group) >= FEWEST else ():
+                failure = FailedRound(next(self._numbers), group, seconds)
+                failure.long(peer_id, stage, said)
+                self._judge(failure)
 
     def _judge(self, failure: FailedRound) -> None:
         circled, unclear = failure.circled()
         disputes = failure.disputes() | circled
-        guilty = self._guilty(failure, disputes)
+        guilty = self._guilty(failure, disputes | unclear)
         if self._own_id not in guilty:
             self._convict(guilty, failure)
         elif len(guilty) > 1:
@@ -183,7 +184,9 @@ class StallBook:
         cut = not together and not any(map(silent.isdisjoint, disputes))
         pairs = {pair for pair in disputes if pair.isdisjoint(guilty)}
         self._part(pairs, failure, cut=cut)
-        for peer_id in sorted((unclear | (silent & frozenset().union(*pairs) if cut else set())) - guilty.keys()):
+        self._remember({pair for pair in unclear if pair.isdisjoint(guilty)})
+        alone = self._least(frozenset().union(*unclear)) | (silent & frozenset().union(*pairs) if cut else set())
+        for peer_id in sorted(alone - guilty.keys()):
             own = frozenset({peer_id})
             refused_s = self._charge(own, failure.loss(alone=True), again=False)
             self._refuse(own - {self._own_id}, refused_s)
@@ -231,23 +234,31 @@ class StallBook:
             losers = self._losers(pair, opponents)
             again = not failure.committed and any(map(self._standing.newcomer, losers))
             self._refuse(losers - {self._own_id}, self._charge(pair, loss, elsewhere_s.get(pair, 0.0), again=again))
-            if not cut and len(self._disputes) < MAX_REMEMBERED:
+        self._remember(pairs if not cut else ())
+
+    def _remember(self, pairs: Iterable[Peers]) -> None:
+        for pair in pairs:
+            if len(self._disputes) < MAX_REMEMBERED:
                 self._disputes.add(pair, max(self._timing.dispute_s, self._debts.left_s(pair)))
 
     def _losers(self, pair: Peers, opponents: Set[str]) -> Peers:
         """Which of a pair this peer leaves out, perhaps itself; `opponents`: with whom it is in dispute just now."""
         if self._own_id in pair or not pair.isdisjoint(opponents):  # of what this peer saw it refuses no other
             return pair & {*opponents, self._own_id}
-        least = min(map(self._standing.rounds_of, pair))
-        return frozenset(each for each in pair if self._standing.rounds_of(each) == least)
+        return self._least(pair)
+
+    def _least(self, peers: Peers) -> Peers:
+        """Those of them that the chain knows least."""
+        least = min(map(self._standing.rounds_of, peers), default=0)
+        return frozenset(each for each in peers if self._standing.rounds_of(each) == least)
 
     def _charge(self, peers: Peers, loss: Loss, elsewhere_s: float = 0.0, *, again: bool) -> float:
         """Add to a debt. -> seconds of refusal. A peer in probation has no first time: identities are free."""
-        if not loss.committed and any(map(self._standing.newcomer, peers)):
+        if any(map(self._standing.newcomer, peers)):
             share = min(1.0, loss.seconds / self._timing.soft_exchange_s)  # of a deadline
             pause_s = share * max(self._timing.fresh_pause_s, FACTOR * loss.seconds)
             self._fresh_wait = max(self._fresh_wait, self._clock() + pause_s)
-            again = again or len(peers) == 1
+            again = again or (len(peers) == 1 and not loss.committed)
         return self._debts.charge(peers, loss, elsewhere_s, again=again)
 
     def _refuse(self, peers: Collection[str], seconds: float) -> None:

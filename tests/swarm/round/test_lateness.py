@@ -6,7 +6,6 @@ import pytest
 
 from peer.protocol.records import dump_json, parse_json
 from peer.protocol.wire import VoteMessage
-from peer.swarm.round.giving_up import Lack
 from peer.swarm.round.lateness import EXCUSE, SHARE, Lateness, Waited
 from peer.swarm.runtime.timing import STANDARD
 
@@ -24,20 +23,21 @@ def waited(sent, reduced=None, *, interval_s=6.0, own_s=0.1):
 
 def test_who_sends_its_contribution_late_is_named_with_the_seconds_beyond_the_usual():
     found = waited({"a": 0.1, "b": 0.2, "x": 4.1})
-    assert found.lack == Lack("contribution", frozenset("x"))
-    assert found.lost_s == pytest.approx(4.0)
+    assert (found.contributions, found.shards) == ({"x": pytest.approx(4.0)}, {})
     assert found.delayed_by == {"x"}
 
 
 def test_who_reduces_late_is_named_although_all_contributions_were_in_time():
     found = waited({"a": 0.1, "b": 0.2, "x": 0.1}, {"x": 4.1})
-    assert found.lack == Lack("reduced", frozenset("x"))
-    assert found.lost_s == pytest.approx(4.0)
+    assert (found.contributions, found.shards) == ({}, {"x": pytest.approx(4.0)})
     assert found.delayed_by == frozenset()
 
 
-def test_who_is_late_with_both_costs_both():
-    assert waited({"a": 0.1, "b": 0.2, "x": 4.1}, {"x": 3.1}).lost_s == pytest.approx(7.0)
+def test_of_each_stage_the_seconds_of_each_member_are_told():
+    found = waited({"a": 0.1, "b": 2.1, "c": 0.1, "x": 4.1}, {"x": 3.1})
+    assert (found.contributions, found.shards) == (
+        {"b": pytest.approx(2.0), "x": pytest.approx(4.0)}, {"x": pytest.approx(3.0)},
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -51,19 +51,32 @@ def test_who_is_late_with_both_costs_both():
 )
 def test_a_wait_that_costs_little_of_the_time_is_nothing(sent, interval_s):
     for found in (waited(sent, interval_s=interval_s), waited(dict.fromkeys(sent, 0.1), sent, interval_s=interval_s)):
-        assert found.lack is None
-        assert found.lost_s == 0.0
+        assert (found.contributions, found.shards) == ({}, {})
 
 
 def test_half_of_what_is_allowed_explains_a_late_shard():
     allowed_s = SHARE * 60.0
     for seconds, names in ((0.9 * EXCUSE * allowed_s, ""), (1.1 * EXCUSE * allowed_s, "x")):
         found = waited({"a": 0.0, "b": 0.0, "x": seconds}, interval_s=60.0)
-        assert found.lack is None
+        assert found.contributions == {}
         assert found.delayed_by == set(names)
 
 
 def test_a_vote_says_what_its_sender_waited_for():
-    for found in (Waited(), Waited(Lack("reduced", frozenset("ab")), frozenset("b"))):
+    for found in (Waited(), Waited({"c": 0.0}, {"a": 0.0, "b": 0.0}, frozenset("b"))):
         vote = parse_json(VoteMessage, dump_json(found.vote("ab" * 32, "0" * 128)))
         assert Waited.said(vote) == found
+
+
+def test_what_explains_a_late_shard_is_measured_as_that_is_however_long_contributions_take():
+    found = waited({"a": 20.0, "b": 20.0, "x": 32.0}, interval_s=60.0)
+    assert found.contributions == {}
+    assert found.delayed_by == {"x"}
+
+
+def test_a_join_that_came_later_than_most_explains_why_this_member_began_late():
+    lateness = Lateness(LATE_S)
+    sent, signed = dict.fromkeys("abx", BEGAN), dict.fromkeys(("a", "b", "x", "me"), BEGAN + 0.1)
+    for seconds, names in ((0.9 * EXCUSE * LATE_S, ""), (1.1 * EXCUSE * LATE_S, "x")):
+        joined = {"a": BEGAN - seconds, "b": BEGAN - seconds, "x": BEGAN}
+        assert lateness.note(BEGAN + 0.2, BEGAN, sent, signed, joined).delayed_by == set(names)

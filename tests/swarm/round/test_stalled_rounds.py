@@ -10,63 +10,8 @@ from peer.outer.round import RoundAborted
 from peer.protocol.records import dump_json
 from peer.protocol.wire import MAX_MESSAGE_BYTES, AbortMessage, Kind
 from peer.swarm.round.giving_up import Lack, StalledError, abort_message
-from tests.swarm.circle import Circle
 from tests.swarm.gathering import until
-
-NAMES = ("one", "two", "three", "four")
-
-
-async def circle_of(network, folder, count=4):
-    network.retime(
-        min_exchange_s=0.6, soft_exchange_s=0.3, stall_words_s=1.5, least_waste_s=1.0, dispute_s=600.0
-    )  # a refusal outlasts the test, and the words of a member that has no processor for a second count
-    circle = await Circle(network, count, folder=folder).start()
-    for seat in circle.seats:
-        seat.exchange._budget._cap_s = 0.6
-    return circle
-
-
-def stalls(seat, kind, victim=None):
-    """Let a member send frames of this kind never: to all, or to one."""
-    opening = seat.node.open
-
-    async def opened(peer_id, *arguments, **options):
-        stream = await opening(peer_id, *arguments, **options)
-        send = stream.send
-
-        async def sends(what, *rest, **more):
-            if what is kind and victim in (None, peer_id):
-                await asyncio.Event().wait()
-            await send(what, *rest, **more)
-
-        stream.send = sends
-        return stream
-
-    seat.node.open = opened
-
-
-async def failed_round(circle):
-    """A round of all that fails; -> what each member says."""
-    locals_, said = circle.locals(), []
-    circle._joins = None
-    firsts = [circle._first(seat) for seat in circle.seats]
-
-    async def one(index):
-        seat = circle.seats[index]
-        with pytest.raises(RoundAborted) as caught:
-            await circle.one_round(index, locals_[index], firsts[index])
-        await seat.exchange.release(firsts[index], caught.value)
-
-    await asyncio.wait_for(asyncio.gather(*(one(index) for index in range(len(circle.seats)))), 20.0)
-    group = firsts[0].id
-    await until(lambda: all(seat.guard.stalls._failures[group].settled for seat in circle.seats), 5.0)
-    for seat in circle.seats:
-        said.append(seat.guard.stalls._failures[group].lacks)
-    return said
-
-
-def refused(circle, seat):
-    return {other.peer_id for other in circle.seats if seat.guard.refuses(other.peer_id)}
+from tests.swarm.stalling import circle_of, failed_round, refused, sends, stalls
 
 
 @pytest.mark.parametrize(
@@ -134,23 +79,6 @@ async def test_who_leaves_in_the_middle_is_named_before_the_deadline(network, tm
     assert not any(seat.guard.stalls.shuns(other.peer_id) for seat in honest for other in honest)
 
 
-def sends(seat, sending):
-    """Let a member send its frames by this: (stream, its own `send`, frame kind, body)."""
-    opening = seat.node.open
-
-    async def opened(*arguments, **options):
-        stream = await opening(*arguments, **options)
-        send = stream.send
-
-        async def by(kind, body=b"", *rest, **more):
-            await sending(stream, lambda other=body: send(kind, other, *rest, **more), kind, body)
-
-        stream.send = by
-        return stream
-
-    seat.node.open = opened
-
-
 async def test_who_signs_for_another_group_towards_one_member_gets_no_other_refuse_that_one(network, tmp_path):
     circle = await circle_of(network, tmp_path)
     victim, *others, liar = circle.seats
@@ -162,7 +90,7 @@ async def test_who_signs_for_another_group_towards_one_member_gets_no_other_refu
     sends(liar, sending)
     for _ in range(3):
         for words in (await failed_round(circle))[:3]:
-            assert words[victim.peer_id] == Lack("stream", frozenset({liar.peer_id}))
+            assert words[victim.peer_id] == Lack("contribution", frozenset({liar.peer_id}))
     assert refused(circle, victim) == {liar.peer_id}
     for seat in others:
         assert set(seat.guard.stalls._disputes) == {frozenset({victim.peer_id, liar.peer_id})}

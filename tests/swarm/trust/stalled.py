@@ -39,10 +39,10 @@ class Chain:
 
 def _waited(text, lost_s):
     stage, *names = text.split()
+    late = dict.fromkeys(names, lost_s)
     if stage == "by":
         return Waited(delayed_by=frozenset(names))
-    delayed_by = frozenset(names) if stage == "contribution" else frozenset()
-    return Waited(Lack(stage, frozenset(names)), delayed_by, lost_s)
+    return Waited(late, {}, frozenset(names)) if stage == "contribution" else Waited(shards=late)
 
 
 class Books:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from peer.swarm.runtime.timing import STANDARD
 from peer.swarm.trust.debts import FACTOR
 from tests.swarm.trust.stalled import HONEST, LIAR, LOST_S, Books
 
@@ -83,6 +84,14 @@ def test_a_newcomer_may_be_late_once():
     assert books.refused() == set()
     books.long(**dict.fromkeys(HONEST, "contribution x"))
     assert books.refused() == {LIAR}
+
+
+def test_newcomers_that_are_late_one_after_the_other_keep_fresh_ones_out_for_a_while():
+    books = Books(*HONEST, x=1, **{f"x{number}": 0 for number in range(3)})
+    books.long(**dict.fromkeys(HONEST, "contribution x"))
+    assert all(books.books[owner].refuses("x0") for owner in HONEST)
+    books.clock.now += STANDARD.fresh_pause_s
+    assert not any(books.books[owner].refuses("x0") for owner in HONEST)
 
 
 def test_of_two_members_none_is_to_blame():

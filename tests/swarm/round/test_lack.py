@@ -1,0 +1,80 @@
+"""What a member says that it lacks when a round fails."""
+
+from __future__ import annotations
+
+import pytest
+
+from peer.outer.compress.registry import compressor
+from peer.outer.state.reduced_update import ReduceFormat
+from peer.swarm.round.giving_up import Lack
+from peer.swarm.round.inbox import RoundBuffers
+from peer.swarm.runtime.futures import deliver
+
+ORDER = ("me", "a", "b", "x")
+OTHERS = ORDER[1:]
+BEGAN, DEADLINE = 100.0, 110.0
+
+
+async def buffers(sent=None, signed=None, voted=(), useless=()):
+    """A round of four members, in which this much came, at these times."""
+    found = RoundBuffers(ORDER, 0, ReduceFormat(400, compressor("int8"), 1024))
+    found.began, found.deadline, found.useless = BEGAN, DEADLINE, set(useless)
+    found.came |= {"contribution": sent or {}, "reduced": signed or {}}
+    for peer_id, inbox in found.inboxes.items():
+        for future in (inbox.sent, *inbox.contributed) if peer_id in (sent or {}) else ():
+            deliver(future, object())
+        for future in (inbox.signed,) if peer_id in (signed or {}) else ():
+            deliver(future, object())
+        for future in (inbox.vote,) if peer_id in voted else ():
+            deliver(future, object())
+    return found
+
+
+def at(time, *names):
+    return dict.fromkeys(names or OTHERS, time)
+
+
+@pytest.mark.parametrize(
+    ("came", "stage", "names"),
+    [
+        ({}, "contribution", "abx"),
+        ({"sent": at(101.0, "a", "b")}, "contribution", "x"),
+        ({"sent": at(101.0), "signed": at(102.0, "a", "b")}, "reduced", "x"),
+        ({"sent": at(101.0), "signed": at(102.0)}, "vote", "abx"),
+        # it came, but so late that the others had no time for what follows
+        ({"sent": at(101.0) | at(109.9, "x")}, "contribution", "x"),
+        ({"sent": at(101.0), "signed": at(102.0) | at(109.9, "x")}, "reduced", "x"),
+        # late as it was, what follows came from all but one
+        ({"sent": at(101.0) | at(109.0, "b"), "signed": at(109.5, "a", "b")}, "reduced", "x"),
+        # in time by half of what was left: what follows could have come
+        ({"sent": at(101.0) | at(104.9, "x")}, "reduced", "abx"),
+        ({"sent": at(104.0), "signed": at(104.5) | at(106.9, "x")}, "vote", "abx"),
+        # what came is of no use
+        ({"sent": at(101.0), "useless": [("contribution", "x")]}, "contribution", "x"),
+        ({"sent": at(101.0), "signed": at(102.0), "useless": [("reduced", "x")]}, "reduced", "x"),
+    ],
+)
+async def test_the_first_stage_that_failed_and_by_whom(came, stage, names):
+    found = await buffers(**came)
+    assert found.lack() == found.lack(DEADLINE) == Lack(stage, frozenset(names))
+    found.close(RuntimeError("over"))
+
+
+@pytest.mark.parametrize(
+    ("came", "half"),
+    [({}, 105.0), ({"sent": at(104.0)}, 107.0), ({"sent": at(108.0)}, 109.0),
+     ({"sent": at(101.0), "signed": at(106.0)}, 108.0)],
+)  # fmt: skip
+async def test_in_the_first_half_of_what_a_stage_has_nothing_is_lacking(came, half):
+    found = await buffers(**came)
+    assert found.lack(half - 0.1) is None
+    assert found.lack(half) is not None
+    found.close(RuntimeError("over"))
+
+
+async def test_of_one_member_the_first_stage_is_told_at_any_time():
+    found = await buffers(sent=at(101.0, "x"), useless=[("contribution", "a")])
+    assert found.lack_of("x") == Lack("reduced", frozenset("x"))
+    assert found.lack_of("a") == Lack("contribution", frozenset("a"))
+    assert found.lack_of("stranger") is None
+    found.close(RuntimeError("over"))

@@ -123,3 +123,21 @@ def test_who_gives_up_for_a_stranger_blames_nobody_by_that(names):
         books.fail(x=f"word {names}", a="contribution x", b="word x", c="word x")
     for owner in HONEST:
         assert books.refused(owner) == {LIAR}
+
+
+@pytest.mark.parametrize("rounds", [15, 25])
+@pytest.mark.parametrize("others", [3, 7, 15])
+def test_two_members_that_name_each_other_make_no_circle_with_a_third(others, rounds):
+    """x ends the round of half of the others by a word against these, and the rest hear of that from one or another.
+    Those and x would be a circle in which most name no single one, and each would owe alone.
+    """
+    honest = [f"m{number}" for number in range(others)]
+    told, rest = honest[: -(others // 2)], honest[-(others // 2) :]
+    words = dict.fromkeys(told, "word x") | {name: f"word {told[at % len(told)]}" for at, name in enumerate(rest)}
+    books = Books("m0", honest[-1], members=(*honest, LIAR), x=rounds)
+    for _ in range(2):
+        books.fail(**words, x=f"stream {' '.join(told)}")
+    for owner, book in books.books.items():
+        assert all(LIAR in pair for pair in book._disputes)
+        assert not any(book.shuns(other) or book._debts.left_s(frozenset({other})) for other in honest)
+        assert books.refused(owner) == ({LIAR} if owner == "m0" or rounds == 15 else set(told))

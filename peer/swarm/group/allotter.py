@@ -19,17 +19,15 @@ class Allotter:
     Args:
         tokens_per_s: what this peer trains.
         up_bytes_s: what a person has limited its line to; 0: to nothing.
-        probed_up: bytes/s that this peer's line sent when it joined; 0: not measured.
     """
 
     def __init__(
         self, recipe: Recipe, fragments: Fragments, own_id: str = "", tokens_per_step: int = 1,
         tokens_per_s: Callable[[], float] = lambda: 0.0, up_bytes_s: float = 0.0,
-        probed_up: Callable[[], float] = lambda: 0.0,
     ) -> None:  # fmt: skip
         self._recipe, self._fragments, self._own_id = recipe, fragments, own_id
         self._tokens_per_step, self._tokens_per_s = tokens_per_step, tokens_per_s
-        self._up, self._measured_up, self._probed_up = up_bytes_s, 0.0, probed_up
+        self._up, self._measured_up = up_bytes_s, 0.0
         self._even = not recipe.allocator.reads_claims
         self._seen: dict[str, float] = {}
 
@@ -46,14 +44,13 @@ class Allotter:
 
         Args:
             group: the persistent one that it continues, whose members say what they saw of each other; None: a new one,
-                where this peer repeats what others saw of it last, or says what it measured when it joined.
+                where this peer repeats what others saw of it last.
         """
         if self._even:
             return {}
         members = sorted({*self._seen, self._own_id})
         seen = "".join(level_of(self._seen.get(peer_id, 0.0)) for peer_id in members)
-        measured_up = self._measured_up or self._probed_up()
-        up = self._up if group else min(filter(None, (self._up, measured_up)), default=0.0)
+        up = self._up if group else min(filter(None, (self._up, self._measured_up)), default=0.0)
         return {"speed": round(self._tokens_per_s()), "up": round(up), "seen": seen if group and self._seen else ""}
 
     def hear(self, joins: Sequence[tuple[str, JoinMessage]]) -> None:

@@ -48,7 +48,7 @@ class LineageRounds(RoundLoop[StateStore]):
         super().__init__(context, store, called=recipe.votes is not None)
         allotter = Allotter(
             recipe, store.state.fragments, node.peer_id, manifest.tokens_per_step, lambda: self.slot.tokens_per_s,
-            node.line.up_bytes_s if node.line is not None else 0.0, lambda: node.probed_up_bytes_s,
+            node.line.up_bytes_s if node.line is not None else 0.0,
         )  # fmt: skip
         self._rosters = rosters = RosterAuthority(
             node.identity, manifest.run_id, manifest.rounds, rule, lambda: store.history.seen, context.work, allotter

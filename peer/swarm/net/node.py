@@ -59,7 +59,6 @@ class Node:
         direct: direct connections for large transfers; None: there are none.
         records: what this node holds of the DHT; None: it has no DHT.
         line: the limits that a person has set for this machine; None: there are none.
-        probed_up_bytes_s: that this machine sent when its line was measured; 0: it was not.
         clock: by which this peer measures time: seconds, those among them in which the machine was suspended.
     """
 
@@ -78,7 +77,6 @@ class Node:
     direct: DirectTransport | None = None
     records: RecordStore | None = None
     line: Line | None = None
-    probed_up_bytes_s: float = 0.0
     clock: Clock = boot_clock
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _trouble: str = ""

@@ -74,15 +74,13 @@ async def ping(node: Node, peer_id: str) -> Ping | None:
 
 
 async def line_speed(node: Node, peer_id: str, rtt_s: float) -> LineSpeed | None:
-    """Measure the line to a peer, for this node's own joins too; None if the peer has no time for that."""
+    """Measure the line to a peer; None if it has no time for that."""
     try:
         stream = await node.open(peer_id, SPEED_NAME, "speed", bulk=True)
     except StreamClosedError:
         return None
     try:
-        speed = await measure_speed(stream, rtt_s, node.timing, node.clock)
-        node.probed_up_bytes_s = speed.up / 8 if speed is not None else 0.0
-        return speed
+        return await measure_speed(stream, rtt_s, node.timing, node.clock)
     finally:
         stream.close()
 

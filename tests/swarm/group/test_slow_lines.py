@@ -56,21 +56,6 @@ def test_a_limit_that_a_person_sets_counts_where_it_is_lower(limit, says):
     assert dict(joined(each, RUN))["slow"].up == limit
 
 
-def test_a_newcomer_says_what_it_measured_until_others_have_seen_more():
-    chosen, fragments = swarm_recipe(RecipeSpec(name="paba")), written((NUMEL,), "fp32")
-    measured, each = [0.0], allotters()
-    each["slow"] = Allotter(chosen, fragments, "slow", tokens_per_s=lambda: SPEED, probed_up=lambda: measured[0])
-    assert dict(joined(each, None))["slow"].up == 0
-    measured[0] = RATES["slow"] / 2
-    for name, allotter in each.items():
-        allotter._measured_up = RATES[name] if name != "slow" else 0.0
-    joins = joined(each, None)
-    assert dict(joins)["slow"].up == RATES["slow"] / 2
-    assert {allotter.slow_line_s(joins, 0) for allotter in each.values()} == {0.25 * TOKENS / SPEED}
-    after_a_round(each)
-    assert dict(joined(each, None))["slow"].up == RATES["slow"]
-
-
 def test_all_members_wait_as_long_for_a_slow_line_in_their_group_and_in_the_next_one():
     each = allotters()
     assert {allotter.slow_line_s(joined(each, None), 0) for allotter in each.values()} == {0.0}

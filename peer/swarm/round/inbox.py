@@ -255,8 +255,10 @@ class RoundBuffers:
         for stage in STAGES:
             half = start + (self.deadline - start) / 2
             missing = frozenset(peer_id for peer_id in self.inboxes if not self._has(stage, peer_id))
+            if missing and now < half:
+                return None
             if missing:
-                return None if now < half else before if before.names and len(missing) > 1 else Lack(stage, missing)
+                return before if before.names and len(missing) > 1 else Lack(stage, missing)
             times = {peer_id: self.came[stage].get(peer_id, start) for peer_id in self.inboxes}
             before = Lack(stage, frozenset(peer_id for peer_id, at in times.items() if at > half))
             start = max([start, *times.values()])

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median_low
-from types import MappingProxyType
 
 from peer.protocol.wire import Stage, VoteMessage
 
@@ -65,7 +64,7 @@ class Lateness:
 
     def note(
         self, now: float, began: float, sent: Mapping[str, float], signed: Mapping[str, float],
-        joined: Mapping[str, float] = MappingProxyType({}),
+        joined: Mapping[str, float],
     ) -> Waited:  # fmt: skip
         """A round has all that it needs.
 

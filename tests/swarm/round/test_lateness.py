@@ -17,8 +17,8 @@ def waited(sent, reduced=None, *, interval_s=6.0, own_s=0.1):
     lateness, last = Lateness(LATE_S), BEGAN + max(sent.values())
     signed = {**{name: last + (reduced or {}).get(name, 0.1) for name in sent}, "me": last + own_s}
     now = max(signed.values())
-    lateness.note(now - interval_s, now - interval_s, {}, {})
-    return lateness.note(now, BEGAN, {name: BEGAN + seconds for name, seconds in sent.items()}, signed)
+    lateness.note(now - interval_s, now - interval_s, {}, {}, {})
+    return lateness.note(now, BEGAN, {name: BEGAN + seconds for name, seconds in sent.items()}, signed, {})
 
 
 def test_who_sends_its_contribution_late_is_named_with_the_seconds_beyond_the_usual():

@@ -44,7 +44,7 @@ def round_on_card(folder: Path, device: str, precision: Precision, codec: str, *
     flags = ["--device", device, "--save-steps", "0", *([] if precision == "fp32" else [f"--{precision}"])]
     with closing(BootstrapProcess(folder / "bootstrap", _manifest(codec, tiny))) as bootstrap:
         names = ("one", "two")
-        peers = [JoinedPeer(folder / name, bootstrap.address, *flags) for name in names]
+        peers = [JoinedPeer(folder / name, bootstrap.address, *flags, env={}) for name in names]
         try:
             wanted = 1 if tiny else ROUNDS
             peers[0].wait_for(lambda: len(_together(peers[0])) >= wanted, TIMEOUT_S)

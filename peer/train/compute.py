@@ -16,7 +16,7 @@ from peer.train.ranks import ALONE, Ranks
 
 log = logging.getLogger(__name__)
 ATTENTIONS = ("sdpa", "flash_attention_2", "eager")
-_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
+_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 
 @dataclass(frozen=True, kw_only=True)

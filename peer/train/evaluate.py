@@ -106,7 +106,8 @@ def _inference(model: PreTrainedModel) -> Iterator[None]:
     was_training = model.training
     model.train(False)
     try:
-        with torch.no_grad():
+        # Compiled, these shapes would make the graph of the steps dynamic.
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
             yield
     finally:
         model.train(was_training)

@@ -36,7 +36,8 @@ class SplitHead:
         was_training = model.training
         model.train(False)
         try:
-            with torch.no_grad():
+            # Compiled, these shapes would make the graph of the steps dynamic.
+            with torch.no_grad(), torch.compiler.set_stance("force_eager"):
                 return cls._tried(model)
         except Exception as error:  # each architecture has a forward pass of its own, and may expect anything
             log.debug("the head cannot be applied to parts", exc_info=error)

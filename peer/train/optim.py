@@ -82,6 +82,8 @@ def load_optimizer_tensors(optimizer: Optimizer, tensors: Mapping[str, Tensor]) 
     """
     parameters = {name: (parameter, kind) for name, parameter, kind in _named_parameters(optimizer)}
     loaded: dict[str, dict[str, Tensor]] = {}
+    torchs = optimizer.adamw if isinstance(optimizer, MuonAdamW) else optimizer
+    fused = bool(torchs.defaults.get("fused"))
     for key, tensor in tensors.items():
         name, _, field = key.rpartition(".")
         parameter, kind = parameters.get(name, (None, "sgd"))
@@ -92,8 +94,9 @@ def load_optimizer_tensors(optimizer: Optimizer, tensors: Mapping[str, Tensor]) 
                 + ("no such state" if expected is None else f"shape {list(expected)}"),
                 "resume from a checkpoint of the same model",
             )
-        # AdamW keeps its step count on the CPU.
-        own = tensor.to("cpu", torch.float32, copy=True) if field == "step" else as_parameter(tensor, parameter)
+        # AdamW keeps its step count on the CPU, if it is not fused: then a kernel reads it on the device.
+        place = parameter.device if fused else "cpu"
+        own = tensor.to(place, torch.float32, copy=True) if field == "step" else as_parameter(tensor, parameter)
         loaded.setdefault(name, {})[field] = own
     for name, state in loaded.items():
         if set(state) != set(_FIELDS[parameters[name][1]]):

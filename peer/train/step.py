@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from peer.errors import UserError
 from peer.protocol.manifest import InnerSpec
 from peer.system.clock import Clock
 from peer.train.batch import Batch
@@ -111,7 +112,7 @@ class Trainer:
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
             self.hook.on_clipped()
-            self.optimizer.step()
+            self._descend()
             self.hook.after_step(rate)
         self.optimizer.zero_grad(set_to_none=True)
         self.hook.end(learned, rate)
@@ -120,6 +121,17 @@ class Trainer:
         return StepResult(
             loss=loss, tokens=tokens, grad_norm=norm, learning_rate=rate, seconds=seconds, skipped=skipped
         )
+
+    def _descend(self) -> None:
+        """Its first time makes the moments, which may not fit beside what a device keeps for gradients."""
+        try:
+            self.optimizer.step()
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            what = f"out of memory on {self._device}: the optimizer's moments do not fit beside the model"
+            hint = "use --adam-8bit, a smaller --per-device-train-batch-size, or a larger machine"
+            raise UserError(what, hint) from None
 
     def _gradients(self, batch: Batch) -> tuple[float, float, Batch]:
         """-> (loss, norm of the gradient before it was clipped, what of the batch was computed in time); an overflow of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable, Iterator
 from typing import Generic, TypeVar
@@ -59,7 +60,7 @@ def peak_flops(device: torch.device, precision: Precision) -> float | None:
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
-    known = next((peaks for part, peaks in PEAK_TFLOPS.items() if part in name), None)
+    known = next((peaks for part, peaks in PEAK_TFLOPS.items() if re.search(rf"\b{part}\b", name)), None)
     return None if known is None else 1e12 * known[1 if precision == "fp32" else 0]
 
 

@@ -84,6 +84,7 @@ class Small:
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
     RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: you tried ..."),
     RuntimeError("MPS backend out of memory (MPS allocated: 9 GB)"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
 ])
 def test_out_of_memory_halves_the_micro_batch_and_the_step_is_made(error, caplog):
     model, batch = tiny_model(), random_batches(1, 8)[0]
@@ -109,6 +110,18 @@ def test_without_leave_to_halve_out_of_memory_is_told_with_the_remedy(compute, h
     with pytest.raises(UserError, match=f"out of memory on cpu: a step of {compute.micro_batch} sequences") as told:
         trainer.step(random_batches(1, 8)[0])
     assert hint in told.value.hint
+
+
+def test_moments_that_do_not_fit_are_told_with_the_remedy(monkeypatch):
+    model = tiny_model()
+    trainer = Trainer(model, build_optimizer(model, INNER), INNER, lambda: 0.1)
+    monkeypatch.setattr(trainer.optimizer, "step", lambda: (_ for _ in ()).throw(torch.OutOfMemoryError("no room")))
+    with pytest.raises(UserError, match="out of memory on cpu: the optimizer's moments do not fit") as told:
+        trainer.step(random_batches(1, 8)[0])
+    assert "--adam-8bit" in told.value.hint
+    monkeypatch.setattr(trainer.optimizer, "step", lambda: (_ for _ in ()).throw(RuntimeError("shapes differ")))
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        trainer.step(random_batches(1, 8)[0])
 
 
 def test_an_error_that_is_not_about_memory_is_raised():

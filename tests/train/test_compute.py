@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 import logging
+from functools import partialmethod
 
 import pytest
 import torch
+from torch import nn
 
+from peer.data.packing import PackedTokens
 from peer.errors import UserError
 from peer.protocol.manifest import InnerSpec, ModelSpec
 from peer.train.compute import Compute, is_compiled, prepare
+from peer.train.evaluate import evaluate
 from peer.train.model import build_model
 from peer.train.optim import build_optimizer
 from peer.train.step import StepResult, Trainer
@@ -61,6 +65,26 @@ def test_a_compiled_model_makes_the_same_steps():
     assert is_compiled(trainer.model), "it did not fall back"
     assert [result.loss for result in compiled] == pytest.approx([result.loss for result in plain], abs=1e-4)
     assert "model.embed_tokens.weight" in dict(trainer.model.named_parameters()), "the names are those of the model"
+
+
+def test_the_graph_of_the_steps_keeps_its_shapes_beside_validation_and_samples(monkeypatch):
+    """Two other shapes that reach a compiled model would leave one slower graph for all."""
+    sizes: list[list[object]] = []
+
+    def traced(graph, inputs):
+        sizes.append([size for tensor in inputs if isinstance(tensor, torch.Tensor) for size in tensor.shape])
+        return graph.forward
+
+    monkeypatch.setattr(nn.Module, "compile", partialmethod(nn.Module.compile, backend=traced))
+    _, trainer = trained(Compute(compiled=True), steps=1)
+    graphs = len(sizes)
+    for rows in (3, 5):
+        evaluate(trainer.model, PackedTokens(random_batches(1, 1, 100)[0][0].numpy(), 8), 10, rows)
+    for batch in random_batches(2):
+        trainer.step(batch)
+    assert is_compiled(trainer.model)
+    assert len(sizes) == graphs > 0
+    assert all(type(size) is int for graph in sizes for size in graph)
 
 
 @pytest.mark.long

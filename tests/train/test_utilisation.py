@@ -42,8 +42,9 @@ def test_cards_are_known_by_their_names(monkeypatch):
     ):
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda _, name=name: name)
         assert (peak_flops(CUDA, "bf16"), peak_flops(CUDA, "fp32")) == (bf16, tf32), name
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Unheard Of 9000")
-    assert peak_flops(CUDA, "bf16") is None
+    for name in ("Unheard Of 9000", "NVIDIA L40", "NVIDIA A10G"):
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda _, name=name: name)
+        assert peak_flops(CUDA, "bf16") is None
     assert peak_flops(CPU, "fp32") is None
 
 

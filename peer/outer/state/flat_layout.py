@@ -96,7 +96,7 @@ class FlatLayout:
         return tuple(place for place, (name, shape) in enumerate(named) if is_hidden_matrix(name, shape))
 
     def copy_to_flat(self, model: torch.nn.Module, out: Tensor, start: int = 0) -> None:
-        """Copy the model's parameters, of any device and dtype, into `out` (fp32, CPU): as many as it holds from
+        """Copy the model's parameters, of any device and dtype, into `out` (fp32, any device): as many as it holds from
         element `start` on; both ends are those of parameters.
         """
         for parameter, view in self._pairs(model, out, start):
@@ -137,7 +137,6 @@ class FlatLayout:
         fits = flat.dim() == 1 and stop <= self.numel
         assert fits, f"flat vector is {tuple(flat.shape)} from {first} on, the layout has ({self.numel},)"
         assert flat.dtype == torch.float32, f"flat vector is {flat.dtype}, must be torch.float32"
-        assert flat.device.type == "cpu", f"flat vector is on {flat.device}, must be on the CPU"
         parameters, copied = trained_parameters(model), 0
         missing = sorted(set(self.names) - parameters.keys())
         assert not missing, f"parameters {missing} are not there"

@@ -93,6 +93,7 @@ async def _completed(wanted: Iterable[asyncio.Future[Any]], watched: Iterable[as
         for future in done:
             future.result()
         missing -= done
+    await asyncio.sleep(0)  # what is noted of the last ones is noted in the loop's next turn, see `done_at`
 
 
 def _retrieve(task: asyncio.Task[None]) -> None:

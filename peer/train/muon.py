@@ -65,11 +65,15 @@ class MuonMatrices:
         self.buffer_brc.mul_(self.momentum).add_(stacked)
         steps = self._orthogonal(stacked.add_(self.buffer_brc, alpha=self.momentum))
         scale = lr * UPDATE_RMS * max(self.weights[0].shape) ** 0.5
+        if isinstance(steps, Tensor):  # a few launches for all matrices: a device may be waiting for each
+            torch._foreach_mul_(list(self.weights), 1.0 - lr * self.weight_decay)
+            torch._foreach_sub_(list(self.weights), list(steps), alpha=scale)
+            return
         for weight, step in zip(self.weights, steps, strict=True):
             local(weight).mul_(1.0 - lr * self.weight_decay).sub_(step, alpha=scale)
 
-    def _orthogonal(self, own_brc: Tensor) -> Iterable[Tensor]:
-        """The rows of this rank of each orthogonalised matrix."""
+    def _orthogonal(self, own_brc: Tensor) -> Tensor | Iterable[Tensor]:
+        """The rows of this rank of each orthogonalised matrix, one after the other where ranks share them."""
         if not isinstance(self.weights[0], DTensor):
             return orthogonalise(own_brc)
         pairs = zip(own_brc, self.weights, strict=True)

@@ -23,6 +23,8 @@ from peer.protocol.manifest import InnerSpec
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # Jordan et al.: the quintic that converges fastest from any singular value
 ITERATIONS = 5
 UPDATE_RMS = 0.2  # of an AdamW step (arXiv 2502.16982, equation 4)
+BATCH_ELEMENTS = 1 << 22  # of matrices that are turned at once: a few times 32 MiB
+CPU = torch.device("cpu")
 _GRID = 2.0**24  # rows and columns are shorter than 4: sums of their integer products stay below 2^53, hence exact
 
 
@@ -95,11 +97,13 @@ class MuonSteps(AdamWSteps):
 
     Attributes:
         hidden: (start, rows, columns) of those matrices in the flat vector, which is stepped as a whole.
+        device: where the matrices are turned; the same bits on any.
     """
 
     momentum: float
     lr_ratio: float
     hidden: tuple[tuple[int, int, int], ...] = field(default=(), metadata={"bound": True})
+    device: torch.device = field(default=CPU, metadata={"bound": True})
 
     @property
     def elementwise(self) -> bool:
@@ -110,6 +114,9 @@ class MuonSteps(AdamWSteps):
         matrices = tuple((starts[index], shapes[index][0], shapes[index][1]) for index in hidden)
         return replace(self, decaying=_decaying(shapes), hidden=matrices)
 
+    def computing_on(self, device: torch.device) -> MuonSteps:
+        return replace(self, device=device)
+
     def _descend(self, old: Vectors, aggregate: Tensor, new: Vectors, step: Step) -> None:
         first = 0
         for start, rows, columns in (*self.hidden, (aggregate.numel(), 0, 0)):
@@ -117,30 +124,48 @@ class MuonSteps(AdamWSteps):
                 own, rest = slice(first, start), replace(step, start=step.start + first)
                 super()._descend(_part(old, own), aggregate[own], _part(new, own), rest)
             first = start + rows * columns
-            own = slice(start, first)
-            if rows:
-                self._turn(_part(old, own), aggregate[own], _part(new, own), (rows, columns), step.lr * self.lr_ratio)
+        for shape in dict.fromkeys(matrix[1:] for matrix in self.hidden):
+            numel = math.prod(shape)
+            alike = [slice(start, start + numel) for start, *own in self.hidden if tuple(own) == shape]
+            most = max(1, BATCH_ELEMENTS // numel)
+            for begin in range(0, len(alike), most):
+                self._turn(old, aggregate, new, alike[begin : begin + most], shape, step.lr * self.lr_ratio)
 
-    def _turn(self, old: Vectors, gradient: Tensor, new: Vectors, shape: tuple[int, int], lr: float) -> None:
-        momentum = torch.mul(old.buffers[0], self.momentum, out=new.buffers[0]).add_(gradient)
-        new.buffers[1].copy_(old.buffers[1])
-        turned = orthogonal((momentum * self.momentum).add_(gradient).view(shape)).flatten()
+    def _turn(
+        self, old: Vectors, gradient: Tensor, new: Vectors, alike: Sequence[slice], shape: tuple[int, int], lr: float
+    ) -> None:
+        """The step of some matrices of one shape."""
+        directions = []
+        for own in alike:
+            momentum = torch.mul(old.buffers[0][own], self.momentum, out=new.buffers[0][own]).add_(gradient[own])
+            new.buffers[1][own] = old.buffers[1][own]
+            directions.append((momentum * self.momentum).add_(gradient[own]).view(shape))
+        turned_brc = orthogonal(torch.stack(directions), self.device)
         scale = lr * UPDATE_RMS * math.sqrt(max(shape))
-        torch.mul(old.anchor, 1.0 - lr * self.weight_decay, out=new.anchor).sub_(turned.mul_(scale))
+        for own, turned in zip(alike, turned_brc.mul_(scale), strict=True):
+            torch.mul(old.anchor[own], 1.0 - lr * self.weight_decay, out=new.anchor[own]).sub_(turned.flatten())
 
 
-def orthogonal(matrix_rc: Tensor) -> Tensor:
-    """Roughly the nearest semi-orthogonal matrix, as `peer.train.muon.orthogonalise`; the same bits on every CPU.
+def orthogonal(matrices_brc: Tensor, device: torch.device = CPU) -> Tensor:
+    """Roughly the nearest semi-orthogonal matrices, as `peer.train.muon.orthogonalise`; the same bits on every machine.
 
     Products are of float64 matrices that hold integers below 2^26: their sums are exact in any order.
+
+    Args:
+        matrices_brc: fp32 [b, r, c] in RAM.
+        device: where the products are computed.
+
+    Returns:
+        A new fp32 [b, r, c] in RAM.
     """
     a, b, c = NEWTON_SCHULZ
-    wide = matrix_rc.T if matrix_rc.shape[0] > matrix_rc.shape[1] else matrix_rc
-    x = wide.double() / (norm(matrix_rc.flatten()) + 1e-7)
+    tall = matrices_brc.shape[1] > matrices_brc.shape[2]
+    norms_b11 = torch.tensor([[[norm(matrix.flatten()) + 1e-7]] for matrix in matrices_brc], dtype=torch.float64)
+    x = (matrices_brc.mT if tall else matrices_brc).to(device).double() / norms_b11.to(device)
     for _ in range(ITERATIONS):
-        gram = _product(x, x.T)
+        gram = _product(x, x.mT)
         x = x * a + _product(gram * b + _product(gram, gram) * c, x)
-    return (x.T if matrix_rc.shape[0] > matrix_rc.shape[1] else x).float().contiguous()
+    return (x.mT if tall else x).float().contiguous().to(CPU)
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:

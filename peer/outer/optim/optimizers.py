@@ -57,6 +57,10 @@ class OuterOptimizer(Protocol):
         """
         return self
 
+    def computing_on(self, device: torch.device) -> OuterOptimizer:  # noqa: ARG002
+        """The same with its large products on a device, where it has some; vectors stay in RAM, bits the same."""
+        return self
+
     def step_(
         self,
         anchor: Tensor,
@@ -117,6 +121,9 @@ class Wrapper(OuterOptimizer):
 
     def shaped(self, shapes: Sequence[tuple[int, ...]], hidden: Sequence[int] = ()) -> Self:
         return replace(self, base=self.base.shaped(shapes, hidden))
+
+    def computing_on(self, device: torch.device) -> Self:
+        return replace(self, base=self.base.computing_on(device))
 
     def result(self, anchor: Tensor, buffers: Sequence[Tensor], rounds: int) -> Tensor:
         return self.base.result(anchor, buffers, rounds)

@@ -19,13 +19,14 @@ STEPS = 30
 
 
 class Blocks(nn.Module):
-    """A vector, two matrices of blocks, one of which is high, and a matrix outside."""
+    """A vector, three matrices of blocks, two of one shape and a high one, and a matrix outside."""
 
     def __init__(self) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(1)
         self.norm = nn.Parameter(torch.randn(7, generator=generator))
-        self.blocks = nn.ParameterList(torch.randn(*shape, generator=generator) for shape in ((6, 10), (12, 5)))
+        shapes = (6, 10), (12, 5), (6, 10)
+        self.blocks = nn.ParameterList(torch.randn(*shape, generator=generator) for shape in shapes)
         self.head = nn.Parameter(torch.randn(9, 4, generator=generator))
 
 
@@ -47,7 +48,7 @@ def vectors_of(layout: FlatLayout, model: nn.Module, optimizer: EveryStep) -> Ve
 def test_a_shared_optimizer_is_the_trainers_own(kind: str) -> None:
     model, inner = Blocks(), inner_of(kind)
     layout, theirs = FlatLayout.of(model), build_optimizer(model, inner)
-    assert len(layout.hidden) == 2
+    assert len(layout.hidden) == 3
     ours = every_step.every_step(inner, inner.max_grad_norm).shaped(layout.shapes, layout.hidden)
     vectors = vectors_of(layout, model, ours)
     assert ours.max_norm == 2.0
@@ -105,16 +106,30 @@ def test_muon_is_stepped_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_orthogonal_matrix_does_not_depend_on_the_order_of_sums(
     shape: tuple[int, int], scale: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    matrix = torch.randn(*shape, generator=torch.Generator().manual_seed(3)) * scale
-    turned = orthogonal(matrix)
-    torch.testing.assert_close(turned, orthogonalise(matrix[None])[0], rtol=0.0, atol=1e-4)
+    matrices = torch.randn(3, *shape, generator=torch.Generator().manual_seed(3)) * scale
+    turned = orthogonal(matrices)
+    torch.testing.assert_close(turned, orthogonalise(matrices), rtol=0.0, atol=1e-4)
 
     def other_order(left: Tensor, right: Tensor) -> Tensor:
         left, right = (left * 2.0**24).round(), (right * 2.0**24).round()
-        total = torch.zeros(left.shape[0], right.shape[1], dtype=torch.float64)
-        for inner in reversed(range(left.shape[1])):
-            total += left[:, inner, None] * right[None, inner]
+        total = torch.zeros(left.shape[0], left.shape[1], right.shape[2], dtype=torch.float64)
+        for inner in reversed(range(left.shape[2])):
+            total += left[:, :, inner, None] * right[:, None, inner]
         return total / 2.0**48
 
     monkeypatch.setattr(every_step, "_product", other_order)
-    assert torch.equal(turned, orthogonal(matrix))
+    assert torch.equal(turned, orthogonal(matrices))
+    assert torch.equal(turned[1:2], orthogonal(matrices[1:2]))
+
+
+def test_matrices_that_are_turned_one_by_one_step_to_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, inner = Blocks(), inner_of("muon")
+    layout = FlatLayout.of(model)
+    ours = every_step.every_step(inner, None).shaped(layout.shapes, layout.hidden)
+    together, gradient = vectors_of(layout, model, ours), gradient_of(0, layout.numel)
+    alone = Vectors(together.anchor.clone(), [buffer.clone() for buffer in together.buffers])
+    ours.step(together, gradient, together, lr_scale=0.1)
+    monkeypatch.setattr(every_step, "BATCH_ELEMENTS", 1)
+    ours.step(alone, gradient, alone, lr_scale=0.1)
+    assert torch.equal(together.anchor, alone.anchor)
+    assert not torch.equal(together.buffers[0], torch.zeros(layout.numel))

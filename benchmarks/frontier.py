@@ -37,7 +37,9 @@ OUTER = f"outer_learning_rate=0.9,outer_momentum=0.7,{AVERAGE}"
 def measure(arguments: argparse.Namespace, say: Say) -> BenchReport:
     """Every codec at every reduction with what the search rule finds at a thousandth; the best ones are tuned."""
     check_count("--tokens", arguments.tokens, 1)
-    race = Race(load_task(TASK), arguments.resume, arguments.jobs, arguments.seed, arguments.tokens, say)
+    race = Race(
+        load_task(TASK), arguments.resume, arguments.jobs, arguments.seed, arguments.tokens, say, arguments.device
+    )
     screen, steps = arguments.tokens // SCREEN, race.steps(arguments.tokens)
     baselines = race.run(race.baselines(screen), arguments.tokens)
     reference = reference_of(baselines)
@@ -72,7 +74,7 @@ def measure(arguments: argparse.Namespace, say: Say) -> BenchReport:
             f"{PEERS} simulated peers, {TASK}: {race.numel:,} parameters, {arguments.tokens:,} tokens. The figure of "
             f"a reduction is that of the best codec there; a round is as long as its codec needs. Inner settings as "
             f"found with two bits at a thousandth, {inner}; what is best at a reduction has half and twice that rate, "
-            f"too, and the last anchor in place of the average of rounds.\n{race.kept.note()}"
+            f"too, and the last anchor in place of the average of rounds.\n{race.note()}"
         ).strip(),
         more={"rows": documents([*baselines, *rows])},
     )  # fmt: skip

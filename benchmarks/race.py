@@ -25,6 +25,7 @@ from peer.sim.campaign.pool import JobProgress, Pool
 from peer.sim.learner.language_task import VALIDATION_BYTES, load_windows
 from peer.sim.world.network import reduce_traffic, ring_allreduce_bytes
 from peer.system.resources import usable_cores
+from peer.train.device import device_name
 
 PEERS = 4
 DATA_PARALLELISM = "ddp"
@@ -48,6 +49,7 @@ class RaceRow:
         scored: tokens of the validation text whose loss it is.
         loss: at the end; None for a run that diverged.
         reduction: how many times fewer bytes each peer sent than with fp32 gradients at every step.
+        device: where its inner steps were made.
     """
 
     label: str
@@ -60,6 +62,7 @@ class RaceRow:
     loss: float | None
     reduction: float
     seconds: float
+    device: str = "cpu"
 
     @property
     def recipe(self) -> str:
@@ -78,6 +81,7 @@ def race_parser(name: str, description: str) -> argparse.ArgumentParser:
     parser.set_defaults(seed=0)
     parser.add_argument("--jobs", type=int, default=usable_cores(), metavar="N", help="runs at once (default: cores)")
     same = "model, text, recipe, tokens and seed"
+    parser.add_argument("--device", default="cpu", metavar="NAME", help="of inner steps: as of atoll compare")
     parser.add_argument("--resume", type=Path, metavar="FILE", help=RESUME.format(same=same))
     return parser
 
@@ -88,6 +92,7 @@ class Race:
     Args:
         path: of all rows, which later sessions take over where model and text are the same; None: none are kept.
         jobs: runs at the same time.
+        device: of inner steps.
         full: tokens of a run that is scored on all of the validation text; shorter ones are on its beginning.
 
     Attributes:
@@ -96,10 +101,11 @@ class Race:
     """
 
     def __init__(
-        self, manifest: RunManifest, path: Path | None, jobs: int, seed: int, full: int, say: Say
+        self, manifest: RunManifest, path: Path | None, jobs: int, seed: int, full: int, say: Say, device: str = "cpu"
     ) -> None:
         check_count("--jobs", jobs, 1)
         self._manifest, self._jobs, self._seed, self._full, self._say = manifest, jobs, seed, full, say
+        self._device = device
         self._layout = layout = meta_layout(manifest)
         self.numel = layout.numel
         self._train, self._held_out = load_windows(manifest, (), ALL_TOKENS)
@@ -112,7 +118,8 @@ class Race:
 
     def _swarm(self, tokens: int) -> SwarmPlan:
         return build_swarm(
-            self._manifest, network="ideal", peers=PEERS, tokens=str(tokens), step_s=1.0, evaluations=1
+            self._manifest, network="ideal", peers=PEERS, tokens=str(tokens), step_s=1.0, evaluations=1,
+            device=self._device,
         )
 
     def run(self, labels: Sequence[str], tokens: int) -> list[RaceRow]:
@@ -136,6 +143,7 @@ class Race:
                         label=job.label, numel=self.numel, peers=PEERS, tokens=tokens, seed=self._seed,
                         digest=job.digest, scored=len(windows[1].tokens) - 1, loss=ended["val_loss"],
                         reduction=ended["reduction_vs_ddp"], seconds=ended["wall_seconds"],
+                        device=device_name(swarm.device) if swarm.device.type == "cuda" else "cpu",
                     ))
                     of = f"{number} of {len(missing)}, {self.numel:,} parameters, {tokens:,} tokens"
                     self._say(f"{of}: {kept.rank:.4f} after {kept.seconds:.0f} s, {job.label}")
@@ -144,6 +152,12 @@ class Race:
         found = [row for job in jobs if (row := self._known(job, tokens)) is not None]
         self.rows = list(dict.fromkeys([*self.rows, *found]))
         return found
+
+    def note(self) -> str:
+        """What a report says of rows that are older, or of another device."""
+        elsewhere = [row.device for row in self.rows if row.device != "cpu"]
+        moved = f"Inner steps of {len(elsewhere)} rows on {', '.join(sorted(set(elsewhere)))}." if elsewhere else ""
+        return "\n".join(filter(None, [self.kept.note(), moved]))
 
     def _windows(self, tokens: int) -> WindowPair:
         if tokens >= self._full:

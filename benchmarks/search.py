@@ -83,7 +83,7 @@ def descend(race: Race, tokens: int) -> list[str]:
 
 def measure(arguments: argparse.Namespace, say: Say) -> BenchReport:
     """Screen on a part of the tokens, train what the screen found best in full."""
-    race = Race(load_task(TASK), arguments.resume, arguments.jobs, arguments.seed, TOKENS, say)
+    race = Race(load_task(TASK), arguments.resume, arguments.jobs, arguments.seed, TOKENS, say, arguments.device)
     screen = TOKENS // SCREEN
     baselines = race.baselines(screen)
     candidates = descend(race, screen)
@@ -114,7 +114,7 @@ def measure(arguments: argparse.Namespace, say: Say) -> BenchReport:
             f"same choice by the same rule, and the average of its steps. An optimizer that is {BEHIND:g}% behind in "
             "the screen is not trained in full. Then one knob after the other; a change that lowers the loss of the "
             f"screen stays. In full, {FINALISTS} values of the last knob, with rounds that are as long as the codec "
-            f"needs to send {REDUCTION:g} times fewer bytes than fp32 data parallelism.\n{race.kept.note()}"
+            f"needs to send {REDUCTION:g} times fewer bytes than fp32 data parallelism.\n{race.note()}"
         ).strip(),
         more={"recommended": best.label, "rows": documents([*rows, *screened])},
     )  # fmt: skip

@@ -196,7 +196,7 @@ class _Unevaluated:
 
     def __init__(self, task: LanguageTask) -> None:
         self._task = task
-        self.layout, self.tokens_per_step = task.layout, task.tokens_per_step
+        self.layout, self.tokens_per_step, self.device = task.layout, task.tokens_per_step, task.device
         self.initial, self.batches, self.gradient = task.initial, task.batches, task.gradient
 
     def validate(self, parameters: Tensor, *, final: bool) -> float:  # noqa: ARG002

@@ -94,6 +94,21 @@ def test_a_race_that_keeps_nothing_runs_each_label_once(small):
     assert len(said) == 1
 
 
+def test_a_report_names_the_device_of_rows_that_another_machine_measured(small, tmp_path):
+    path = tmp_path / "rows"
+    first = Race(small, path, 1, 0, 8192, print)
+    first.run(["ddp"], 4096)
+    assert first.note() == ""
+    line = json.loads(path.read_text())
+    line["row"]["device"] = "NVIDIA H200"
+    path.write_text(json.dumps(line) + "\n")
+    later = Race(small, path, 1, 0, 8192, print)
+    later.run(["ddp"], 4096)
+    assert later.note().splitlines() == [
+        "Rows measured in an earlier session (`--resume`): 1.", "Inner steps of 1 rows on NVIDIA H200.",
+    ]
+
+
 def test_what_a_label_cannot_be_is_said_before_anything_runs(small, tmp_path):
     race = Race(small, tmp_path / "rows", 1, 0, 8192, print)
     with pytest.raises(UserError, match="outer_momentum=2"):

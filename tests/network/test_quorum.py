@@ -41,7 +41,7 @@ class PacedMember(Member):
 class Pushed:
     """A `Task` whose every step moves all parameters of a peer by its own amount."""
 
-    tokens_per_step = TOKENS_PER_STEP
+    tokens_per_step, device = TOKENS_PER_STEP, torch.device("cpu")
 
     def __init__(self, initial: Tensor, pushes: list[float]) -> None:
         numel = initial.numel()

@@ -49,6 +49,7 @@ class TinyTask:
 
     def __init__(self, seed: int = 0) -> None:
         self.layout = layout()
+        self.device = torch.device("cpu")
         self.tokens_per_step = BATCH
         self._seed = seed
         offsets = (*self.layout.offsets, self.layout.numel)

@@ -27,7 +27,7 @@ def run_job(job: Job, windows: WindowPair, progress: OnProgress | None = None) -
     """
     try:
         manifest = job.swarm.manifest.model_copy(update={"inner": job.inner})
-        task = language_task(manifest, windows, job.seed)
+        task = language_task(manifest, windows, job.seed, job.swarm.device)
         return row_of(job, Simulation(setup_of(job), task, progress=progress).run().row())
     except UserError as error:
         return failed_row(job, "stopped", error.what) | {"hint": error.hint}

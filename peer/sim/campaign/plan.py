@@ -11,6 +11,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from peer.data.packing import PackedTokens
 from peer.data.tokenizer import load_tokenizer
 from peer.errors import UserError, did_you_mean
@@ -20,7 +22,9 @@ from peer.outer.state.flat_layout import FlatLayout
 from peer.protocol.manifest import ALONE, InnerSpec, RunManifest, parse_manifest, read_manifest
 from peer.sim.campaign.label import Choice, at_pace, with_room
 from peer.sim.learner.language_task import load_windows
+from peer.sim.learner.task import CPU
 from peer.sim.world.scenario import MAX_PEERS, Scenario, load_scenario
+from peer.train.device import pick_device
 from peer.train.model import build_skeleton, check_sequence_length, check_trains
 
 DEFAULT_TASK = "demo"
@@ -41,6 +45,7 @@ class SwarmPlan:
         tokens: that all peers together learn from.
         step_s: seconds of an inner step at speed 1.
         evaluations: points of the loss curve.
+        device: where inner steps are made; rounds are always made in RAM.
     """
 
     manifest: RunManifest
@@ -49,6 +54,7 @@ class SwarmPlan:
     tokens: int
     step_s: float
     evaluations: int
+    device: torch.device = CPU
 
     @property
     def tokens_per_step(self) -> int:
@@ -122,11 +128,13 @@ def build_swarm(
     tokens: str | None,
     step_s: float,
     evaluations: int,
+    device: str = "cpu",
 ) -> SwarmPlan:
     """The checked values of flags that `simulate` and `compare` share.
 
     Raises:
-        UserError: a value out of its range, an unknown scenario, or one that needs another number of peers.
+        UserError: a value out of its range, an unknown scenario, or one that needs another number of peers, or a device
+            that is not there.
     """
     if not 1 <= peers <= MAX_PEERS:
         raise UserError(f"--peers={peers}: must be from 1 to {MAX_PEERS}", "4 is a good start")
@@ -146,6 +154,7 @@ def build_swarm(
         )
     return SwarmPlan(
         manifest=manifest, scenario=scenario, peers=peers, tokens=wanted, step_s=step_s, evaluations=evaluations,
+        device=pick_device(device),
     )
 
 

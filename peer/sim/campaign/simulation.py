@@ -21,7 +21,7 @@ from peer.sim.engine.lineages import Lineages
 from peer.sim.engine.loop import Engine
 from peer.sim.engine.swarm import Pace, SimSwarm, Tally, heaviest_side
 from peer.sim.learner.replica import SimReplica
-from peer.sim.learner.task import Task
+from peer.sim.learner.task import CPU, Task
 from peer.sim.round.aggregation import Synchroniser
 from peer.sim.world.network import ring_allreduce_bytes
 from peer.sim.world.overlap import layers_of
@@ -142,7 +142,8 @@ class Simulation:
         self.fragments = fragments_of(recipe, self.layout)
         self._inner = recipe.inner_settings(setup.inner)
         nominal = self._tokens_per_step * max(1, recipe.steps_per_round) * 2
-        self.sync = Synchroniser(recipe, self.layout, self.fragments, setup.seed, nominal, count)
+        device = CPU if task is None else task.device
+        self.sync = Synchroniser(recipe, self.layout, self.fragments, setup.seed, nominal, count, device)
         self._assembly = None
         if task is not None:
             self._assembly = LearnerFactory(task, recipe, self._inner, self.sync, setup.profiles, setup.partitions)

@@ -102,6 +102,8 @@ def _add_shared_flags(parser: argparse.ArgumentParser) -> None:
     add("--train-files", nargs="+", default=[], metavar="PATH", help="train on these in place of the manifest's text")
     add("--evaluations", type=int, default=DEFAULT_EVALUATIONS, metavar="N",
         help=f"points of the loss curve (default: {DEFAULT_EVALUATIONS})")
+    add("--device", default="cpu", metavar="NAME", help="where inner steps are made: cpu, cuda, cuda:1 or auto; the "
+        "figures of a GPU differ from those of a CPU in rounding (default: cpu)")
     add("--report", type=named_path, metavar="FILE", help="write all figures to this JSON file")
 
 
@@ -156,7 +158,7 @@ def _simulate(arguments: argparse.Namespace) -> int:
         manifest=arguments.manifest, command=_as_typed(arguments), peers=arguments.peers, network=arguments.network,
         recipe=arguments.recipe, tokens=arguments.tokens, seed=arguments.seed, step_s=arguments.step_s,
         evaluations=arguments.evaluations, train_files=tuple(arguments.train_files), timing_only=arguments.timing_only,
-        report=arguments.report, plot=arguments.plot,
+        report=arguments.report, plot=arguments.plot, device=arguments.device,
     )))
 
 
@@ -175,7 +177,7 @@ def _compare(arguments: argparse.Namespace) -> int:
         steps_per_round=arguments.steps_per_round, step_s=arguments.step_s, jobs=arguments.jobs,
         train_files=tuple(arguments.train_files), report=arguments.report, resume=arguments.resume,
         plot_tokens=tokens_png, plot_bytes=bytes_png, plots=arguments.plots,
-        evaluations=arguments.evaluations, baselines=tuple(dict.fromkeys(arguments.baselines)),
+        evaluations=arguments.evaluations, device=arguments.device, baselines=tuple(dict.fromkeys(arguments.baselines)),
     )))
 
 

@@ -68,6 +68,7 @@ class CompareOptions:
     plot_bytes: Path | None
     plots: Path | None
     evaluations: int
+    device: str
 
     def __post_init__(self) -> None:
         if self.jobs is not None and not 1 <= self.jobs <= MAX_JOBS:
@@ -138,7 +139,7 @@ def _prepare(options: CompareOptions, console: Console) -> _Campaign:
     manifest = load_task(options.manifest)
     swarm = build_swarm(
         manifest, network=options.network, peers=options.peers, tokens=options.tokens, step_s=options.step_s,
-        evaluations=options.evaluations,
+        evaluations=options.evaluations, device=options.device,
     )
     limit, layout = options.steps_per_round or max(1, swarm.steps_per_peer // 10), meta_layout(manifest)
     jobs = plan_jobs(swarm, options.choices, options.seeds, limit, layout)

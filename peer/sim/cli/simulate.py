@@ -46,6 +46,7 @@ class SimulateOptions:
     timing_only: bool
     report: Path | None
     plot: Path | None
+    device: str
 
 
 def run_simulate(options: SimulateOptions) -> int:
@@ -89,7 +90,7 @@ def run_simulate(options: SimulateOptions) -> int:
 def _job(options: SimulateOptions, manifest: RunManifest, layout: FlatLayout) -> Job:
     swarm = build_swarm(
         manifest, network=options.network, peers=options.peers, tokens=options.tokens, step_s=options.step_s,
-        evaluations=options.evaluations,
+        evaluations=options.evaluations, device=options.device,
     )
     own = Choice(label=manifest.recipe.name, spec=manifest.recipe, inner={})
     choice = own if options.recipe is None else parse_label(options.recipe)

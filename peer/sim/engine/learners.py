@@ -12,6 +12,7 @@ from peer.outer.recipe.recipe import Recipe
 from peer.outer.state.own_part import OwnPart
 from peer.protocol.manifest import InnerSpec
 from peer.sim.learner.inner_optimizers import inner_optimizer
+from peer.sim.learner.placed import Placed
 from peer.sim.learner.replica import Learner, OuterCopy, Shadow
 from peer.sim.learner.task import Task
 from peer.sim.round.aggregation import Synchroniser
@@ -38,26 +39,27 @@ class LearnerFactory:
         self._holds_base = recipe.payload == "delta" and recipe.shared_anchor and misses
         self._revertible = recipe.feedback is not None and (misses or rounds_may_fail(recipe, profiles))
         self._shared_outer: OuterCopy | None = None
-        self._scratch = torch.empty(task.layout.numel)
+        self._scratch = Placed.of(torch.empty(task.layout.numel), task.device)
 
     def learner(self, index: int) -> Learner:
         """Of one peer, before its first step."""
         task, recipe = self._task, self._recipe
-        parameters = task.initial()
-        replays = recipe.local.replays
+        parameters, device = task.initial(), task.device
+        trained, replays = Placed.of(parameters, device), recipe.local.replays
+        own_slope = recipe.payload == "gradient"
         learner = Learner(
-            task=task, recipe=recipe, inner=self._inner, parameters=parameters, optimizer=self.optimizer(parameters),
+            task=task, recipe=recipe, inner=self._inner, trained=trained, optimizer=self.optimizer(trained.on_device),
             batches=task.batches(index),
-            gradient=torch.empty_like(parameters) if recipe.payload == "gradient" else self._scratch,
+            slope=Placed.of(torch.empty_like(parameters), device) if own_slope else self._scratch,
             outer=self._outer(), encoders=self.encoders(index),
             spider=Spider() if replays else None,
-            estimate=parameters.clone() if recipe.merge.second_iterate else None,
-            base=parameters.clone() if self._holds_base else None,
+            estimate=trained.in_ram.clone() if recipe.merge.second_iterate else None,
+            base=trained.in_ram.clone() if self._holds_base else None,
             own=OwnPart(recipe.outer, task.layout.numel) if recipe.merge.eager else None,
         )
         if replays:
-            copy = parameters.clone()
-            learner.shadow = Shadow(parameters.clone(), copy, self.optimizer(copy))
+            copy = Placed.of(trained.in_ram.clone(), device)
+            learner.shadow = Shadow(trained.in_ram.clone(), copy, self.optimizer(copy.on_device))
         return learner
 
     def encoders(self, index: int) -> list[Encoder]:

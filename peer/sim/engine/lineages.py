@@ -32,7 +32,7 @@ class Lineages:
         if learner is None:
             return
         assert self._assembly is not None
-        learner.optimizer = self._assembly.optimizer(learner.parameters)
+        learner.optimizer = self._assembly.optimizer(learner.trained.on_device)
         learner.encoders = self._assembly.encoders(replica.index)
         if self._recipe.payload != "gradient":
             replica.steps_since_join = 0

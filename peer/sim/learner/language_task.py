@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from peer.data.encode import DocumentEncoder
 from peer.data.packing import PackedTokens, check_enough, pack_documents
 from peer.data.resident import read_documents, split_documents
@@ -9,7 +11,7 @@ from peer.data.sources import RESIDENT_BYTES, list_sources
 from peer.data.tokenizer import load_tokenizer
 from peer.genesis import build_initial_model
 from peer.protocol.manifest import RunManifest
-from peer.sim.learner.task import LanguageTask
+from peer.sim.learner.task import CPU, LanguageTask
 
 VALIDATION_BYTES = 64 * 1024
 
@@ -38,7 +40,9 @@ def load_windows(
     return windows, PackedTokens(held_out.tokens[: validation_tokens + 1], length, end)
 
 
-def language_task(manifest: RunManifest, windows: tuple[PackedTokens, PackedTokens], seed: int) -> LanguageTask:
+def language_task(
+    manifest: RunManifest, windows: tuple[PackedTokens, PackedTokens], seed: int, device: torch.device = CPU
+) -> LanguageTask:
     """The task of one simulation: initial weights and data orders follow from `seed`.
 
     Raises:
@@ -46,4 +50,4 @@ def language_task(manifest: RunManifest, windows: tuple[PackedTokens, PackedToke
     """
     model = build_initial_model(manifest.model_copy(update={"seed": seed}), load_tokenizer(manifest.tokenizer))
     inner = manifest.inner
-    return LanguageTask(model, *windows, inner.batch_sequences, seed, router_loss=inner.router_loss)
+    return LanguageTask(model, *windows, inner.batch_sequences, seed, router_loss=inner.router_loss, device=device)

@@ -17,6 +17,7 @@ from peer.outer.recipe.recipe import Recipe
 from peer.outer.state.own_part import OwnPart
 from peer.protocol.manifest import InnerSpec
 from peer.sim.learner.inner_optimizers import InnerOptimizer
+from peer.sim.learner.placed import Placed
 from peer.sim.learner.task import Task
 from peer.sim.world.scenario import PeerProfile
 
@@ -45,7 +46,7 @@ class Shadow:
     """FedGLOMO's second trajectory: the same batches from the previous anchor (arXiv 2012.04061, algorithm 1)."""
 
     anchor: Tensor
-    parameters: Tensor
+    parameters: Placed
     optimizer: InnerOptimizer
     spider: Spider = field(default_factory=Spider)
 
@@ -55,8 +56,8 @@ class Learner:
     """The mathematics of one peer between rounds.
 
     Attributes:
-        parameters: fp32 [P], what the peer trains.
-        gradient: fp32 [P], this peer's own when the recipe sends gradients, else one scratch vector for all.
+        trained: fp32 [P], the parameters.
+        slope: fp32 [P], the gradient: this peer's own when the recipe sends gradients, else one scratch vector for all.
         encoders: one per fragment; they hold the residual of error feedback.
         estimate: fp32 [P], the second iterate of a2cid2.
         base: fp32 [P], the anchor that the peer started from, where it may be an old one (asynchronous rounds).
@@ -68,10 +69,10 @@ class Learner:
     task: Task
     recipe: Recipe
     inner: InnerSpec
-    parameters: Tensor
+    trained: Placed
     optimizer: InnerOptimizer
     batches: Iterator[Tensor]
-    gradient: Tensor
+    slope: Placed
     outer: OuterCopy
     encoders: list[Encoder]
     shadow: Shadow | None = None
@@ -83,6 +84,21 @@ class Learner:
     draws: Random = field(default_factory=lambda: Random(0))
     skipped: int = 0
     share: float = 1.0
+
+    @property
+    def parameters(self) -> Tensor:
+        """As rounds have them: fp32 [P] in RAM."""
+        return self.trained.in_ram
+
+    @property
+    def gradient(self) -> Tensor:
+        """As rounds have it: fp32 [P] in RAM."""
+        return self.slope.in_ram
+
+    @property
+    def iterates(self) -> tuple[Tensor, ...]:
+        """What a round moves: the parameters, and the second iterate, if there is one."""
+        return (self.parameters,) if self.estimate is None else (self.parameters, self.estimate)
 
     def step(self, lr: float, fraction: float = 1.0) -> tuple[float, float]:
         """One inner step, or only its gradient when the recipe sends gradients.
@@ -98,9 +114,9 @@ class Learner:
         self.share = len(batch) / len(planned) if timeout is not None and timeout.fixed else 1.0
         before = self.parameters.clone() if self.estimate is not None else None
         if self.recipe.payload == "gradient":
-            return self._evaluate(self.parameters, batch)
+            return self._evaluate(self.trained.on_device, batch)
         anchor = self.outer.anchor if self.base is None else self.base
-        loss, norm = self._train(self.parameters, self.optimizer, batch, lr, anchor, self.spider)
+        loss, norm = self._train(self.trained, self.optimizer, batch, lr, anchor, self.spider)
         if self.shadow is not None:
             shadow = self.shadow
             self._train(shadow.parameters, shadow.optimizer, batch, lr, shadow.anchor, shadow.spider)
@@ -110,23 +126,25 @@ class Learner:
 
     def _train(
         self,
-        parameters: Tensor,
+        trained: Placed,
         optimizer: InnerOptimizer,
         batch: Tensor,
         lr: float,
         anchor: Tensor,
         spider: Spider | None,
     ) -> tuple[float, float]:
+        parameters, gradient, rule = trained.on_device, self.slope.on_device, self.recipe.local
         loss, norm = self._evaluate(parameters, batch)
         if not math.isfinite(loss) or not math.isfinite(norm):
             self.skipped += 1
             return loss, norm
+        if rule.reads_anchor:
+            anchor = anchor.to(parameters.device)
         if spider is not None:
-            spider.on_gradient(self.gradient, parameters, anchor, lambda at: self._gradient_at(at, batch))
-        rule = self.recipe.local
-        clip_(self.gradient, self.inner.max_grad_norm)
-        rule.on_gradient(self.gradient, parameters, anchor)
-        optimizer.step(self.gradient, lr)
+            spider.on_gradient(gradient, parameters, anchor, lambda at: self._gradient_at(at, batch))
+        clip_(gradient, self.inner.max_grad_norm)
+        rule.on_gradient(gradient, parameters, anchor)
+        optimizer.step(gradient, lr)
         for _ in range(rule.times(self.draws)):
             rule.after_step(parameters, anchor, lr)
         return loss, norm
@@ -153,14 +171,14 @@ class Learner:
         assert self.shadow is not None
         assert self.spider is not None
         self.shadow.anchor.copy_(anchor_before)
-        self.shadow.parameters.copy_(anchor_before)
+        self.shadow.parameters.in_ram.copy_(anchor_before)
         self.shadow.optimizer.copy_from(self.optimizer)
         self.shadow.spider.begin_round()
         self.spider.begin_round()
 
     def _evaluate(self, parameters: Tensor, batch: Tensor) -> tuple[float, float]:
-        loss = self._gradient_into(self.gradient, parameters, batch)
-        return loss, float(self.gradient.norm())
+        gradient = self.slope.on_device
+        return self._gradient_into(gradient, parameters, batch), float(gradient.norm())
 
     def _gradient_at(self, parameters: Tensor, batch: Tensor) -> Tensor:
         out = torch.empty_like(parameters)

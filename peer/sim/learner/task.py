@@ -12,9 +12,12 @@ from transformers import PreTrainedModel
 from peer.data.batches import Batches, Resident
 from peer.data.packing import PackedTokens
 from peer.outer.state.flat_layout import FlatLayout
+from peer.sim.learner.recorded import RecordedPasses
 from peer.train.batch import Batch
 from peer.train.evaluate import evaluate
 from peer.train.loss import LanguageLoss
+
+CPU = torch.device("cpu")
 
 
 class Task(Protocol):
@@ -28,6 +31,10 @@ class Task(Protocol):
     def tokens_per_step(self) -> int:
         """Tokens that one peer learns from in one inner step."""
 
+    @property
+    def device(self) -> torch.device:
+        """Where gradients are computed."""
+
     def initial(self) -> Tensor:
         """A new fp32 [P]: the parameters at genesis."""
 
@@ -35,10 +42,10 @@ class Task(Protocol):
         """The batches of one peer, the same ones for every recipe; without end."""
 
     def gradient(self, parameters: Tensor, batch: Tensor, out: Tensor) -> float:
-        """Write the mean gradient at `parameters` (fp32 [P]) into `out` (fp32 [P]) and return the mean loss."""
+        """Write the mean gradient at `parameters` into `out` (fp32 [P], on the device) and return the mean loss."""
 
     def validate(self, parameters: Tensor, *, final: bool) -> float:
-        """Loss on the validation data; the whole of it when `final`."""
+        """Loss on the validation data at `parameters` (fp32 [P] in RAM); the whole of it when `final`."""
 
 
 class LanguageTask:
@@ -50,6 +57,7 @@ class LanguageTask:
         data_seed: the peers' orders derive from it.
         interim_sequences: validation windows of an evaluation before the end.
         router_loss: see `LanguageLoss`.
+        device: where the model computes. On a CUDA device the passes of a batch are recorded once and replayed.
     """
 
     def __init__(
@@ -61,17 +69,20 @@ class LanguageTask:
         data_seed: int,
         interim_sequences: int = 64,
         router_loss: float | None = None,
+        device: torch.device = CPU,
     ) -> None:
-        self.layout = FlatLayout.of(model)
+        self.layout, self.device = FlatLayout.of(model), device
         self.tokens_per_step = batch_sequences * train.sequence_length
-        self._model, self._loss = model, LanguageLoss(model, router_loss=router_loss)
         self._train, self._validation = train, validation
         self._batch_sequences, self._data_seed = batch_sequences, data_seed
         self._interim_sequences = interim_sequences
         self._initial = torch.empty(self.layout.numel)
         self.layout.copy_to_flat(model, self._initial)
+        model.to(device)  # type: ignore[arg-type]
+        self._model, self._loss = model, LanguageLoss(model, router_loss=router_loss)
         named = dict(model.named_parameters())
         self._parameters = [named[name] for name in self.layout.names]
+        self._recorded = RecordedPasses(self._passes, self.layout.numel) if device.type == "cuda" else None
 
     def initial(self) -> Tensor:
         return self._initial.clone()
@@ -83,18 +94,24 @@ class LanguageTask:
         return (batch for batch, _ in ordered)
 
     def gradient(self, parameters: Tensor, batch: Tensor, out: Tensor) -> float:
+        on_device = Batch.of(batch, self._train.document_end).to(self.device)
+        passes = self._passes if self._recorded is None else self._recorded
+        return passes(parameters, on_device, out).item()
+
+    def _passes(self, parameters: Tensor, batch: Batch, out: Tensor) -> Tensor:
+        """Forward and backward: `out` becomes the mean gradient. -> the mean loss."""
         out.zero_()
         for parameter, value, gradient in zip(
             self._parameters, self.layout.views(parameters), self.layout.views(out), strict=True
         ):
             parameter.data = value
             parameter.grad = gradient
-        parts = Batch.of(batch, self._train.document_end)
-        return self._loss.backward(parts, parts.tokens).item()
+        return self._loss.backward(batch, batch.tokens)
 
     def validate(self, parameters: Tensor, *, final: bool) -> float:
         """See `Task.validate`; nats per token."""
-        for parameter, value in zip(self._parameters, self.layout.views(parameters), strict=True):
+        values = self.layout.views(parameters.to(self.device))
+        for parameter, value in zip(self._parameters, values, strict=True):
             parameter.data = value
         count = len(self._validation) if final else self._interim_sequences
         return evaluate(self._model, self._validation, count, 32)

@@ -42,11 +42,12 @@ class Synchroniser:
         fragments: ranges of the flat vector per fragment.
         seed: of everything random that all peers share.
         nominal_tokens: the most that one contribution weighs.
+        device: of large products.
     """
 
     def __init__(
         self, recipe: Recipe, layout: FlatLayout, fragments: Sequence[Ranges], seed: int, nominal_tokens: int,
-        num_peers: int,
+        num_peers: int, device: torch.device,
     ) -> None:
         self.recipe, self.seed, self.nominal_tokens = recipe, seed, nominal_tokens
         self.fragments = list(fragments)
@@ -54,7 +55,7 @@ class Synchroniser:
         self.shapes = [layout.shapes_within(ranges) for ranges in self.fragments]
         self.codecs = [recipe.codec().bind(shapes) for shapes in self.shapes]
         self._aggregators = [recipe.aggregator.shaped(shapes) for shapes in self.shapes]
-        self._optimizer = recipe.optimizer.shaped(layout.shapes, layout.hidden)
+        self._optimizer = recipe.optimizer.shaped(layout.shapes, layout.hidden).computing_on(device)
         self._residuals: dict[int, Residual] = {}
         self._acceleration = SecondIterates(*recipe.acceleration(num_peers))
 
@@ -248,9 +249,12 @@ class Synchroniser:
         """Bring what the round decided into this peer's own parameters."""
         learner, recipe = replica.learner, self.recipe
         replica.base_round = outcome.round
-        if learner is None or recipe.payload == "parameters":
-            for vector, change in outcome.moves.pop(replica.index, ()):
-                vector.add_(change)
+        if learner is None:
+            return
+        if recipe.payload == "parameters":
+            if moves := outcome.moves.pop(replica.index, None):
+                for vector, change in zip(learner.iterates, moves, strict=True):
+                    vector.add_(change)
             return
         if recipe.payload == "gradient":
             learner.parameters.copy_(learner.outer.anchor)

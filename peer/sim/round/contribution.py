@@ -17,8 +17,8 @@ from peer.sim.world.scenario import PeerProfile
 SLICE = 1 << 17  # elements that travel as one slice: 512 KiB of fp32
 ReadFragment = Callable[[int, int], Tensor]
 """(start, stop) -> the values [start, stop) of a fragment, fp32."""
-Moves = tuple[tuple[Tensor, Tensor], ...]
-"""(vector, what to add to it), both fp32 [P]."""
+Moves = tuple[Tensor, ...]
+"""What to add to each of a learner's iterates, fp32 [P]."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +75,7 @@ def source_of(recipe: Recipe, learner: Learner, ranges: Ranges) -> Source:
     source = Source(learner.parameters, anchor, ranges)
     if learner.shadow is None:
         return source
-    kept, before = recipe.local.kept, Source(learner.shadow.parameters, learner.shadow.anchor, ranges)
+    kept, before = recipe.local.kept, Source(learner.shadow.parameters.in_ram, learner.shadow.anchor, ranges)
     return Source(source.read(0, source.numel) - kept * before.read(0, source.numel), None)
 
 

@@ -59,12 +59,12 @@ def move_to(
 
 def put_off(learners: Sequence[Learner], change: Callable[[], None]) -> list[Moves]:
     """What `change` would add to the parameters of each learner, and to its second iterate; they stay as they are."""
-    own = [[each for each in (learner.parameters, learner.estimate) if each is not None] for learner in learners]
+    own = [learner.iterates for learner in learners]
     before = [[vector.clone() for vector in vectors] for vectors in own]
     change()
     moves = []
     for vectors, olds in zip(own, before, strict=True):
-        moves.append(tuple((vector, vector - old) for vector, old in zip(vectors, olds, strict=True)))
+        moves.append(tuple(vector - old for vector, old in zip(vectors, olds, strict=True)))
         for vector, old in zip(vectors, olds, strict=True):
             vector.copy_(old)
     return moves

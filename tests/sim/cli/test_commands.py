@@ -101,6 +101,7 @@ def test_the_shipped_task_is_the_one_in_configs():
     (["compare", "ddp", "--steps-per-round", "0"], ["--steps-per-round=0", "1 to 100000"]),
     (["compare", "ddp", "--evaluations", "0"], ["--evaluations=0", "1 to 1000"]),
     (["compare", "ddp", "--resume"], ["--resume", "--report"]),
+    (["compare", "ddp", "--device", "cuda:99"], ["device='cuda:99'", "not available", "use auto, cpu"]),
     (["compare", "ddp", "--manifest", "./none.yaml"], ["manifest ./none.yaml", "No such file"]),
     (["compare", "ddp", "--manifest", "dem"], ["no task is named 'dem'", "'demo'"]),
     (["compare", "ddp", "--train-files", "none.txt"], ["none.txt"]),

@@ -28,8 +28,8 @@ MAX_PAYLOAD_BYTES = 2**31
 MAX_CHUNKS = 2**24  # of a snapshot
 MAX_INDEXES = 64  # of one request
 
-# another member gave up, its stream ended, or something did not come in time
-Stage = Literal["word", "stream", "join", "contribution", "reduced", "vote"]
+# another member gave up, its stream ended, it has not joined yet, or something did not come in time
+Stage = Literal["word", "stream", "waiting", "join", "contribution", "reduced", "vote"]
 
 StreamName = Annotated[str, Field(max_length=100)]
 
@@ -206,13 +206,15 @@ class VoteMessage(Spec):
 
 class AbortMessage(Spec):
     """A member aborts the round; `culprit` is the member through which the round failed, for a person. `lacks`: the
-    first stage that failed, and `lacking`: of which members; a claim, which no peer believes alone.
+    first stage that failed, and `lacking`: of which members; `delayed_by`: who had delayed this member by then; claims,
+    which no peer believes alone.
     """
 
     reason: Annotated[str, Field(max_length=300)]
     culprit: PeerIdText | None = None
     lacks: Stage | None = None
     lacking: Annotated[tuple[PeerIdText, ...], Field(max_length=64)] = ()
+    delayed_by: Annotated[tuple[PeerIdText, ...], Field(max_length=64)] = ()
 
 
 class HistoryRequest(Spec):

@@ -12,7 +12,7 @@ import logging
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from hivemind.p2p import P2PDaemonError, PeerID
 from hivemind.utils.multiaddr import Multiaddr
@@ -33,6 +33,7 @@ from peer.swarm.runtime.tasks import cancel_and_wait, log_failure
 from peer.swarm.runtime.timing import Timing
 from peer.system.clock import Clock, boot_clock
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 Handler = Callable[[FrameStream], Awaitable[None]]
 DIALS_AT_ONCE = 16
@@ -78,7 +79,7 @@ class Node:
     records: RecordStore | None = None
     line: Line | None = None
     clock: Clock = boot_clock
-    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
     _trouble: str = ""
     _broken: asyncio.Event = field(default_factory=asyncio.Event)
     _heard: dict[str, tuple[frozenset[str], Mapping[str, tuple[str, ...]]]] = field(default_factory=dict)
@@ -114,7 +115,7 @@ class Node:
         apart = [address for address in told if reach_of(address) is not Reach.LOOPBACK]
         return tuple((apart or told)[:MAX_HOST_ADDRESSES])
 
-    def spawn(self, work: Coroutine[Any, Any, None], essential: bool = False) -> asyncio.Task[None]:
+    def spawn(self, work: Coroutine[Any, Any, T], essential: bool = False) -> asyncio.Task[T]:
         """Run `work` until it ends or the node closes; what escapes it is logged with its traceback.
 
         Args:
@@ -123,7 +124,7 @@ class Node:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
 
-        def ended(task: asyncio.Task[None]) -> None:
+        def ended(task: asyncio.Task[T]) -> None:
             self._tasks.discard(task)
             error = log_failure(task)
             if error is not None and essential:

@@ -108,6 +108,7 @@ class Exchange:
         self._send(buffers, persistent, due, state, (Kind.JOIN, sealed))
         waiting = {peer_id: inbox.join for peer_id, inbox in buffers.inboxes.items()}
         buffers.joined = done_at(waiting, self._clock)
+        buffers.sealed = done_at({peer_id: inbox.sent for peer_id, inbox in buffers.inboxes.items()}, self._clock)
         joining = asyncio.wait(waiting.values(), timeout=patience_s, return_when=asyncio.FIRST_EXCEPTION)
         if (joined := await unless(newcomer(), joining)) is None:
             raise RoundAborted("match", "others want to take part")
@@ -115,11 +116,12 @@ class Exchange:
         broken = next((future.exception() for future in done if future.exception() is not None), None)
         if isinstance(broken, RoundAborted):
             abort = RoundAborted("match", broken.reason, broken.culprit)
-            raise self._gives_up(persistent, abort, buffers.late_joins(self._clock() - patience_s / 2))
+            late_joins = buffers.late_joins(self._clock() - patience_s / 2)
+            raise self._gives_up(persistent, abort, late_joins or buffers.waiting())
         if late:
             names = sorted(peer_id for peer_id, future in waiting.items() if future in late)
             abort = RoundAborted("match", f"{', '.join(names)} did not come within {patience_s:.0f} s", names[0])
-            raise self._gives_up(persistent, abort, buffers.late_joins(self._clock()))
+            raise self._gives_up(persistent, abort, buffers.late_joins(self._clock()) or buffers.waiting())
         joins = {peer_id: future.result() for peer_id, future in waiting.items()}
         joins[self._node.peer_id] = sealed, join
         _, group = self._rosters.write(joins, buffers.wire.shares)
@@ -144,8 +146,16 @@ class Exchange:
             raise
         except GroupsDifferError as differ:
             buffers.useless.add(("contribution", differ.remote))
-            raise await self._observer.explain(self._group, buffers, differ) from None
+            raise await self._explained(buffers, differ) from None
         return exchanged
+
+    async def _explained(self, buffers: RoundBuffers, differ: GroupsDifferError) -> RoundAborted:
+        """Why the groups differ, if that is known at once: the others wait for the words of this peer."""
+        explaining = self._node.spawn(self._observer.explain(self._group, buffers, differ))
+        await asyncio.wait([explaining], timeout=self._node.timing.stall_words_s / 2)
+        if explaining.done() and not explaining.cancelled() and explaining.exception() is None:
+            return explaining.result()
+        return RoundAborted("exchange", differ.reason, differ.remote)  # the two are in dispute
 
     async def _exchange(self, buffers: RoundBuffers, group: Group, due: Due, state: OuterState) -> Exchanged:
         contribute = self._strategy.contribution(due, state, buffers.share)
@@ -159,7 +169,8 @@ class Exchange:
         try:
             await bounded([producing, *signed], buffers, self._clock, self._budget)
             self._budget.learn(buffers.wire_bytes, usual_duration(buffers.began, sent_at, signed_at))
-            buffers.waited = self._lateness.note(self._clock(), buffers.began, sent_at, signed_at, buffers.joined)
+            began, joined, sealed = buffers.began, buffers.joined, buffers.sealed
+            buffers.waited = self._lateness.note(self._clock(), began, sent_at, signed_at, joined, sealed)
             own = producing.result()
             others = {peer_id: inbox.reduced.result() for peer_id, inbox in buffers.inboxes.items()}
             payloads = [own.payload if peer == group.me else others[peer] for peer in buffers.order]
@@ -224,7 +235,8 @@ class Exchange:
                 buffers.useless.add((abort.useless, abort.culprit))
             own = abort.culprit == group.me and not isinstance(abort, GaveUpError)
             lack = (None if own else buffers.lack(self._clock())) or seen_at(abort, group.me, buffers.lack_of)
-            abort = self._gives_up(persistent, abort, lack)
+            abort = self._gives_up(persistent, abort, self._with_delay(buffers, lack))
+            self._lateness.failed()
             await cancel_and_wait(buffers.senders.values())
             await self._strategy.revert()
         self._buffers = None
@@ -260,6 +272,13 @@ class Exchange:
             return abort
         self._observer.gave_up(persistent, self._node.peer_id, lack, self._lost_s(persistent.buffers))
         return StalledError(abort, lack)
+
+    def _with_delay(self, buffers: RoundBuffers, lack: Lack | None) -> Lack | None:
+        """The same, with the members that had delayed this peer, where contributions do not say so themselves."""
+        if lack is None or lack.stage in ("contribution", "join") or buffers.lacks("contribution"):
+            return lack
+        times = buffers.came["contribution"], buffers.joined, buffers.sealed
+        return replace(lack, delayed_by=self._lateness.delayed_by(self._clock(), buffers.began, *times))
 
     def _lost_s(self, buffers: RoundBuffers) -> float:
         """What a round that fails now has cost: since its exchange began, or the first member was ready for it."""

@@ -13,16 +13,23 @@ from peer.protocol.wire import AbortMessage, Stage
 class Lack:
     """What one member lacked when a round failed, or had late: the first stage that did, and of which members.
 
-    `word`: that member gave up, and said why; `stream`: its stream ended, or broke the protocol, without a word.
+    `word`: that member gave up, and said why; `stream`: its stream ended, or broke the protocol, without a word;
+    `waiting`: it had not joined, and still could: this accuses no member.
+
+    Attributes:
+        delayed_by: the members that explain why this one was late itself.
     """
 
     stage: Stage
     names: frozenset[str]
+    delayed_by: frozenset[str] = frozenset()
 
     @classmethod
     def said(cls, message: AbortMessage) -> Lack | None:
         """What a member says that it lacks; None: it does not explain itself."""
-        return cls(message.lacks, frozenset(message.lacking)) if message.lacks and message.lacking else None
+        if not (message.lacks and message.lacking):
+            return None
+        return cls(message.lacks, frozenset(message.lacking), frozenset(message.delayed_by))
 
 
 class GaveUpError(RoundAborted):
@@ -59,4 +66,6 @@ def abort_message(abort: RoundAborted) -> AbortMessage:
     message = AbortMessage(reason=abort.reason[:300], culprit=abort.culprit)
     if not isinstance(abort, StalledError):
         return message
-    return message.model_copy(update={"lacks": abort.lack.stage, "lacking": tuple(sorted(abort.lack.names))})
+    lack = abort.lack
+    said = {"lacks": lack.stage, "lacking": tuple(sorted(lack.names)), "delayed_by": tuple(sorted(lack.delayed_by))}
+    return message.model_copy(update=said)

@@ -188,6 +188,7 @@ class RoundBuffers:
         deadline: of the exchange; infinite until it begins.
         slow_line_s: of that, for the slowest line among the members.
         joined: when each other member's join came, after which that member was waited for.
+        sealed: when its signed contribution did, also before all had joined.
         came: when what each member sends at each stage was there.
         useless: (stage, member) that sent nothing of use, although it sent all.
         waited: what made the exchange long for this peer.
@@ -213,7 +214,7 @@ class RoundBuffers:
         self.wire_bytes = sum(map(sum, sizes))
         self.began, self.opened = 0.0, float("inf")
         self.deadline, self.slow_line_s, self.waited = float("inf"), 0.0, Waited()
-        self.joined, self.useless = dict[str, float](), set[tuple[Stage, str]]()
+        self.joined, self.sealed, self.useless = dict[str, float](), dict[str, float](), set[tuple[Stage, str]]()
         self.came: dict[Stage, dict[str, float]] = {stage: {} for stage in STAGES}
         if group is not None:
             self.seat(group)
@@ -264,6 +265,10 @@ class RoundBuffers:
             start = max([start, *times.values()])
         return None
 
+    def lacks(self, stage: Stage) -> bool:
+        """Whether something of a stage has not come, or is of no use."""
+        return not all(self._has(stage, peer_id) for peer_id in self.inboxes)
+
     def lack_of(self, peer_id: str) -> Lack | None:
         """The first stage of which nothing that is of use has come from this member."""
         missing = (stage for stage in STAGES if peer_id in self.inboxes and not self._has(stage, peer_id))
@@ -279,6 +284,11 @@ class RoundBuffers:
         late = frozenset(peer_id for peer_id, inbox in self.inboxes.items() if not has_come(inbox.join))
         begun = 2 * sum(has_come(inbox.sent) for inbox in self.inboxes.values()) > len(self.inboxes)
         return Lack("join", late) if late and (begun or self.opened <= before) else None
+
+    def waiting(self) -> Lack | None:
+        """The members that have not joined, whether or not they are late."""
+        names = frozenset(peer_id for peer_id, inbox in self.inboxes.items() if not has_come(inbox.join))
+        return Lack("waiting", names) if names else None
 
     def too_short(self, lack: Lack | None) -> bool:
         """Whether its deadline was, as far as this peer can tell. One of several others that is late proves nothing."""

@@ -1,7 +1,8 @@
 """What a committed round waited for: a member may make each round long, and yet never miss a deadline.
 
-Each member says with its vote for whom it waited, and who delayed it. One that reduces waits for all contributions, and
-none begins without all joins: a member that had one of them late is not to blame.
+Each member says with its vote for whom it waited, and who delayed it, and the latter also when it gives a round up. One
+that reduces waits for all contributions, and none begins without all joins: a member that had one of them late is not
+to blame.
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ class Waited:
     Attributes:
         contributions, shards: seconds beyond the usual, of the members whose contribution or reduced shard was late; of
             what another member says, no seconds.
-        delayed_by: the members whose join or contribution came so late that it explains why this member was late.
+        delayed_by: the members that explain why this member was late: see `Lateness.delayed_by`.
+        joins: seconds beyond the usual, of the members whose join was late; no word says it.
     """
 
     contributions: Mapping[str, float] = field(default_factory=dict)
     shards: Mapping[str, float] = field(default_factory=dict)
     delayed_by: frozenset[str] = frozenset()
+    joins: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def said(cls, vote: VoteMessage) -> Waited:
@@ -61,10 +64,15 @@ class Lateness:
     def __init__(self, least_s: float) -> None:
         self._least_s = least_s
         self._ended: float | None = None
+        self._failed = False
+
+    def failed(self) -> None:
+        """A round of this peer came to nothing: the time from the last one to the next is no usual one."""
+        self._failed = True
 
     def note(
         self, now: float, began: float, sent: Mapping[str, float], signed: Mapping[str, float],
-        joined: Mapping[str, float],
+        joined: Mapping[str, float], sealed: Mapping[str, float],
     ) -> Waited:  # fmt: skip
         """A round has all that it needs.
 
@@ -73,8 +81,10 @@ class Lateness:
             sent: when each other member's contribution was there.
             signed: when the shard that each member reduces was there, this peer's own among them.
             joined: when each other member's join was there; none in a group that has just been matched.
+            sealed: see `delayed_by`.
         """
-        since, self._ended = self._ended if self._ended is not None else began, now
+        delayed_by = self.delayed_by(now, began, sent, joined, sealed)
+        since, self._ended, self._failed = self._ended if self._ended is not None else began, now, False
         if len(sent) < 2:  # of two members, each could be the slow one
             return Waited()
         least_s, last = max(self._least_s, SHARE * (now - since)), max([began, *sent.values()])
@@ -82,10 +92,34 @@ class Lateness:
         beyond = {peer_id: at - began - usual_s for peer_id, at in sent.items()}
         most_s = max(least_s, MULTIPLE * usual_s)
         contributions = {peer_id: late_s for peer_id, late_s in beyond.items() if late_s > most_s}
-        joins = {peer_id: at - median_low(joined.values()) for peer_id, at in joined.items()}
-        delayed_by = (one for each in (joins, beyond) for one, late_s in each.items() if late_s > EXCUSE * least_s)
+        beyond = {peer_id: at - median_low(joined.values()) for peer_id, at in joined.items()}
+        joins = {peer_id: late_s for peer_id, late_s in beyond.items() if late_s > least_s}
         usual_s = max(0.0, median_low(signed.values()) - last)
         beyond = {peer_id: signed[peer_id] - last - usual_s for peer_id in sent}
         most_s = max(least_s, MULTIPLE * usual_s)
         shards = {peer_id: late_s for peer_id, late_s in beyond.items() if late_s > most_s}
-        return Waited(contributions, shards, frozenset(delayed_by))
+        return Waited(contributions, shards, delayed_by, joins)
+
+    def delayed_by(
+        self, now: float, began: float, sent: Mapping[str, float], joined: Mapping[str, float],
+        sealed: Mapping[str, float],
+    ) -> frozenset[str]:  # fmt: skip
+        """The members that explain why this peer is late itself, as far as all has come by now: those whose join came
+        when most others had begun without it being late there, and the one whose contribution came last. A member that
+        all had to wait for explains nothing, although its join was late.
+
+        Args:
+            sealed: when each other member had signed its contribution, which it does once all have joined it.
+        """
+        if len(sent) < 2:
+            return frozenset()
+        since = began if self._failed or self._ended is None else self._ended
+        excused_s = EXCUSE * max(self._least_s, SHARE * (now - since))
+        found, last = set[str](), max(sent, key=lambda peer_id: sent[peer_id])
+        if sent[last] - median_low([began, *sent.values()]) > excused_s:
+            found.add(last)
+        for peer_id, at in joined.items():
+            begun = sum(there < at for other, there in sealed.items() if other != peer_id)
+            if 2 * begun > len(joined) - 1 and at - median_low(joined.values()) > excused_s:
+                found.add(peer_id)
+        return frozenset(found)

@@ -1,9 +1,9 @@
 """A round that failed, or was long: what its members lacked, by what they say, and which of them are in dispute.
 
 A member that gives a round up tells the others what it lacks, and of which members. No single word counts. A member
-that lacks an earlier stage is not to blame for a later one: without a contribution a shard cannot be reduced; and one
-that gave up because another did is to blame for nothing that it sent no longer. What remains are *disputes*: pairs of
-which one member stalls or lies.
+that lacks an earlier stage is not to blame for a later one: without a contribution a shard cannot be reduced; nor is a
+member that was delayed itself, or could not begin; and one that gave up because another did is to blame for nothing
+that it sent no longer. What remains are *disputes*: pairs of which one member stalls or lies.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from peer.swarm.round.giving_up import Lack
 from peer.swarm.round.lateness import Waited
 from peer.swarm.trust.debts import Loss, Peers
 
-EXCUSES = {
+EXCUSES: dict[Stage, tuple[Stage, ...]] = {
+    "join": ("contribution", "reduced", "vote"),  # of the round before, which it is still in
     "contribution": ("join",), "reduced": ("join", "contribution"), "vote": ("join", "contribution", "reduced"),
 }  # of a member that lacks those itself  # fmt: skip
 
@@ -56,8 +57,10 @@ class FailedRound:
 
     def hear(self, member: str, lack: Lack | None) -> None:
         """What a member says that it lacks; what it says of itself, or of a stranger, is nothing."""
-        names = lack.names & self.members - {member} if lack is not None else frozenset[str]()
-        self.lacks[member] = replace(lack, names=names) if lack is not None and names else None
+        if lack is not None:
+            others = self.members - {member}
+            lack = replace(lack, names=lack.names & others, delayed_by=lack.delayed_by & others)
+        self.lacks[member] = lack if lack is not None and lack.names else None
 
     def loss(self, *, alone: bool = False) -> Loss:
         """What it cost; see `Loss`."""
@@ -71,10 +74,28 @@ class FailedRound:
         """All pairs of which one member stalls or lies; `hasty`: also with those that may still explain themselves."""
         pairs = set[Peers]()
         for accuser, lack in self.lacks.items():
-            for peer_id in lack.names if lack is not None else ():
-                if (blamed := self._blamed(accuser, peer_id, hasty=hasty)) not in (None, accuser):
+            for peer_id in lack.names if lack is not None and lack.stage != "waiting" else ():
+                if (delayed := self._delayed(accuser, peer_id)) is not None:
+                    pairs |= delayed
+                elif (blamed := self._blamed(accuser, peer_id, hasty=hasty)) not in (None, accuser):
                     pairs.add(frozenset({accuser, str(blamed)}))
         return pairs
+
+    def _delayed(self, accuser: str, peer_id: str) -> set[Peers] | None:
+        """The disputes in the place of one with a member that was delayed; None: it was not.
+
+        Of a member that waits for others to join: if most of the others wait as well, the accuser, which says that it
+        had all joins, is in dispute with those that they wait for.
+        """
+        lack, theirs = self.lacks[accuser], self.lacks.get(peer_id)
+        if lack is None or lack.stage not in EXCUSES or theirs is None or self._excused(lack, accuser, theirs):
+            return None
+        if theirs.stage == "waiting":
+            others = self.members - {accuser}
+            waiting = [each.names for one in others if (each := self.lacks.get(one)) and each.stage == "waiting"]
+            most = {name for name in theirs.names if 2 * sum(name in names for names in waiting) > len(others)}
+            return {frozenset({accuser if name in most else peer_id, name}) for name in theirs.names - {accuser}}
+        return {frozenset({peer_id, name}) for name in theirs.delayed_by} or None
 
     def _blamed(self, accuser: str, peer_id: str, *, hasty: bool) -> str | None:
         """Which member one that lacks something of `peer_id` is in dispute with: mostly that one, or none."""
@@ -82,9 +103,19 @@ class FailedRound:
         assert lack is not None
         if lack.stage == "word" or (theirs is not None and theirs.stage == "word"):
             return self._first(accuser, peer_id, hasty=hasty)
-        if theirs is not None and theirs.stage in EXCUSES.get(lack.stage, ()):
+        if theirs is not None and self._excused(lack, accuser, theirs):
             return None
         return peer_id if hasty or self.settled or theirs is not None or lack.stage not in EXCUSES else None
+
+    def _excused(self, lack: Lack, accuser: str, theirs: Lack) -> bool:
+        """Whether a member that is said to have sent nothing at a stage lacked what it needs for that.
+
+        One that has not joined may still be in the round before, but it does not lack what the accuser sends in this
+        one; and a late member names with this stage those that delayed it, see `long`.
+        """
+        if lack.stage == "join" and (self.committed or accuser in theirs.names):
+            return False
+        return theirs.stage in EXCUSES.get(lack.stage, ())
 
     def _first(self, accuser: str, peer_id: str, *, hasty: bool) -> str | None:
         """The one to blame where members gave up one after the other: each names the one that it heard of.
@@ -100,6 +131,8 @@ class FailedRound:
             passed.add(here)
         if lack is None:
             return here if hasty or self.settled else None
+        if lack.stage == "waiting":
+            return None
         if peer_id in lack.names:
             return peer_id if passed == {accuser, peer_id} else None
         silent = sorted(each for each in lack.names if self.lacks.get(each) is None)
@@ -115,7 +148,7 @@ class FailedRound:
             none where all of a round are in one circle: all would leave all.
         """
         names = {one: {min(lack.names)} if lack.stage == "word" else lack.names
-                 for one, lack in self.lacks.items() if lack is not None}  # fmt: skip
+                 for one, lack in self.lacks.items() if lack is not None and lack.stage != "waiting"}  # fmt: skip
         causes = {one: {name for name in names[one] if self._explains(name, one)} for one in names}
         causes = {one: {name for name in own if one not in causes.get(name, ())} for one, own in causes.items()}
         after = {one: _reached(one, causes) for one in causes}
@@ -133,7 +166,7 @@ class FailedRound:
         """Whether what this member lacks is the reason why the accuser lacks something of it."""
         lack, theirs = self.lacks[accuser], self.lacks.get(peer_id)
         assert lack is not None
-        return theirs is not None and (lack.stage == "word" or theirs.stage in ("word", *EXCUSES.get(lack.stage, ())))
+        return theirs is not None and ("word" in (lack.stage, theirs.stage) or self._excused(lack, accuser, theirs))
 
 
 def _reached(start: str, edges: Mapping[str, Set[str]]) -> set[str]:

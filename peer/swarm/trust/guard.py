@@ -15,7 +15,7 @@ from peer.protocol.wire import VoteMessage
 from peer.swarm.group.roster import RosterAuthority
 from peer.swarm.net.directory import Directory
 from peer.swarm.net.node import Node
-from peer.swarm.round.giving_up import Lack, StalledError
+from peer.swarm.round.giving_up import GaveUpError, Lack, StalledError
 from peer.swarm.round.inbox import RoundBuffers
 from peer.swarm.round.lateness import Waited
 from peer.swarm.round.persistent_group import PersistentGroup
@@ -87,6 +87,8 @@ class Guard:
         self._auditor = Auditor(node, judge, rng or random.SystemRandom())
         self._evidence_gossip = EvidenceGossip(node, judge, self.bans, self.strikes, self._on_offer)
         self._members: tuple[str, ...] = ()
+        self._votes: Mapping[str, asyncio.Future[VoteMessage]] = {}
+        self._own_late: frozenset[str] = frozenset()
         self._auditing: asyncio.Task[None] | None = None
         self._banning = asyncio.Lock()
         self._notes: list[str] = []
@@ -216,10 +218,14 @@ class Guard:
     def committed(self, buffers: RoundBuffers) -> None:
         """The round is committed: audit it, perhaps."""
         self.stalls.committed(buffers.order)
-        if buffers.waited.contributions or buffers.waited.shards:
-            votes = {peer_id: inbox.vote for peer_id, inbox in buffers.inboxes.items()}
-            left_s = max(self._node.timing.stall_words_s, buffers.deadline - self._node.clock())
-            self._node.spawn(self._judge_long(buffers.order, buffers.waited, votes, left_s))
+        waited, votes = buffers.waited, {peer_id: inbox.vote for peer_id, inbox in buffers.inboxes.items()}
+        if waited.contributions or waited.shards:
+            left_s = max(0.0, buffers.deadline - self._node.clock()) + self._node.timing.stall_words_s
+            self._node.spawn(self._judge_long(buffers.order, waited, votes, left_s))
+        if waited.joins:
+            shards = {one: _said(vote).shards.keys() - self._own_late for one, vote in self._votes.items()}
+            self.stalls.rejoined(buffers.order, waited.joins, shards)
+        self._votes, self._own_late = votes, frozenset(waited.shards)
         if (heard := buffers.heard) is None:
             return
         drawn = self._auditor.draw(heard)
@@ -229,10 +235,9 @@ class Guard:
     async def _judge_long(
         self, members: Iterable[str], waited: Waited, votes: Mapping[str, asyncio.Future[VoteMessage]], left_s: float
     ) -> None:
-        """Once all have voted, or could have: who made a member late may make its vote late, too."""
+        """Once all have voted, or given up: what made a member late may make its vote late, or end its round."""
         await asyncio.wait(votes.values(), timeout=left_s)
-        words = {peer_id: Waited.said(vote.result()) for peer_id, vote in votes.items() if has_come(vote)}
-        self.stalls.waited(members, waited, words)
+        self.stalls.waited(members, waited, {peer_id: _said(vote) for peer_id, vote in votes.items()})
 
     def missed(self, signers: Iterable[str]) -> None:
         """These have committed a round that this peer was not in."""
@@ -294,3 +299,11 @@ class Guard:
         self._host.on_ban(verdict.culprit, f"it {verdict.offence}; {how}")
         audience = dict.fromkeys([*self._members, *self._host.live_peers()])
         self._node.spawn(self._evidence_gossip.tell(list(audience), [verdict.culprit]))
+
+
+def _said(vote: asyncio.Future[VoteMessage]) -> Waited:
+    """What a member says of a round that this peer has committed: with its vote, or as it gave the round up."""
+    if has_come(vote):
+        return Waited.said(vote.result())
+    error = vote.exception() if vote.done() and not vote.cancelled() else None
+    return Waited(delayed_by=frozenset(error.message.delayed_by)) if isinstance(error, GaveUpError) else Waited()

@@ -171,6 +171,21 @@ class StallBook:
                 failure.long(peer_id, stage, said)
                 self._judge(failure)
 
+    def rejoined(
+        self, members: Iterable[str], late: Mapping[str, float], shards: Mapping[str, Collection[str]]
+    ) -> None:
+        """Members were late with their joins of a round, and name those whose shards had come late to them alone.
+
+        Args:
+            late: seconds.
+            shards: of each member, whose; as it said with its vote in the round before.
+        """
+        group = frozenset(members)
+        for peer_id, seconds in late.items() if len(group) >= FEWEST else ():
+            failure = FailedRound(next(self._numbers), group, seconds, settled=True, committed=True)
+            failure.hear(peer_id, Lack("reduced", frozenset(shards.get(peer_id, ()))))
+            self._judge(failure)
+
     def _judge(self, failure: FailedRound) -> None:
         circled, unclear = failure.circled()
         disputes = failure.disputes() | circled

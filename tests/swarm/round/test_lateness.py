@@ -17,8 +17,8 @@ def waited(sent, reduced=None, *, interval_s=6.0, own_s=0.1):
     lateness, last = Lateness(LATE_S), BEGAN + max(sent.values())
     signed = {**{name: last + (reduced or {}).get(name, 0.1) for name in sent}, "me": last + own_s}
     now = max(signed.values())
-    lateness.note(now - interval_s, now - interval_s, {}, {}, {})
-    return lateness.note(now, BEGAN, {name: BEGAN + seconds for name, seconds in sent.items()}, signed, {})
+    lateness.note(now - interval_s, now - interval_s, {}, {}, {}, {})
+    return lateness.note(now, BEGAN, {name: BEGAN + seconds for name, seconds in sent.items()}, signed, {}, {})
 
 
 def test_who_sends_its_contribution_late_is_named_with_the_seconds_beyond_the_usual():
@@ -74,9 +74,34 @@ def test_what_explains_a_late_shard_is_measured_as_that_is_however_long_contribu
     assert found.delayed_by == {"x"}
 
 
-def test_a_join_that_came_later_than_most_explains_why_this_member_began_late():
+def test_a_join_that_came_when_most_had_begun_explains_why_this_member_began_late():
     lateness = Lateness(LATE_S)
     sent, signed = dict.fromkeys("abx", BEGAN), dict.fromkeys(("a", "b", "x", "me"), BEGAN + 0.1)
     for seconds, names in ((0.9 * EXCUSE * LATE_S, ""), (1.1 * EXCUSE * LATE_S, "x")):
         joined = {"a": BEGAN - seconds, "b": BEGAN - seconds, "x": BEGAN}
-        assert lateness.note(BEGAN + 0.2, BEGAN, sent, signed, joined).delayed_by == set(names)
+        others = {"a": BEGAN - 0.1, "b": BEGAN - 0.1, "x": BEGAN + 0.1}
+        assert lateness.note(BEGAN + 0.2, BEGAN, sent, signed, joined, others).delayed_by == set(names)
+        waiting = others | {"b": BEGAN + 0.1}  # b has waited for the same join
+        assert lateness.note(BEGAN + 0.2, BEGAN, sent, signed, joined, waiting).delayed_by == set()
+
+
+def test_of_contributions_the_last_explains_a_late_shard():
+    found = waited({"a": 0.0, "b": 0.0, "c": 2.0, "x": 2.1, "y": 0.0}, interval_s=14.0)
+    assert found.delayed_by == {"x"}
+
+
+def test_after_a_round_that_failed_the_time_since_the_last_one_allows_no_more():
+    lateness, sent = Lateness(LATE_S), {"a": BEGAN, "b": BEGAN, "x": BEGAN + 3.0}
+    signed = dict.fromkeys(("a", "b", "x", "me"), BEGAN + 3.1)
+    lateness.note(BEGAN - 60.0, BEGAN - 60.0, {}, {}, {}, {})
+    assert lateness.note(BEGAN + 3.2, BEGAN, sent, signed, {}, {}) == Waited()
+    lateness.note(BEGAN - 60.0, BEGAN - 60.0, {}, {}, {}, {})
+    lateness.failed()
+    assert lateness.note(BEGAN + 3.2, BEGAN, sent, signed, {}, {}) == Waited(delayed_by=frozenset("x"))
+
+
+def test_who_joins_late_is_noted_for_what_its_last_vote_says():
+    lateness, joined = Lateness(LATE_S), {"a": BEGAN - 5.0, "b": BEGAN - 5.0, "x": BEGAN}
+    sent, signed = dict.fromkeys("abx", BEGAN), dict.fromkeys(("a", "b", "x", "me"), BEGAN + 0.1)
+    lateness.note(BEGAN - 9.8, BEGAN - 9.8, {}, {}, {}, {})
+    assert lateness.note(BEGAN + 0.2, BEGAN, sent, signed, joined, {}).joins == {"x": 5.0}

@@ -54,12 +54,16 @@ class Books:
         self._number = itertools.count()
 
     def fail(self, lost_s=LOST_S, **words):
-        """A round fails: `words` are the stage and the members that a member lacks, as `a="contribution b c"`."""
+        """A round fails: `words` are the stage and the members that a member lacks, as `a="contribution b c"`; behind
+        `by` those that had delayed it.
+        """
         group, self.clock.now = str(next(self._number)), self.clock.now + lost_s
         for book in self.books.values():
             for member, text in words.items():
-                stage, *names = text.split()
-                book.told(group, self.members, member, Lack(stage, frozenset(names)), lost_s)
+                lacking, _, delayed_by = text.partition(" by ")
+                stage, *names = lacking.split()
+                lack = Lack(stage, frozenset(names), frozenset(delayed_by.split()))
+                book.told(group, self.members, member, lack, lost_s)
             self.clock.now += STANDARD.stall_words_s
             book.settle(group)
 

@@ -1,0 +1,106 @@
+"""Words of members that were delayed, or could not begin; and what liars can make of such words."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.swarm.trust.stalled import HONEST, LIAR, LOST_S, Books
+
+
+def pairs(*each):
+    return {frozenset(pair.split()) for pair in each}
+
+
+@pytest.mark.parametrize("others", [3, 7, 15])
+def test_who_has_joined_one_member_alone_is_in_dispute_with_that_one(others):
+    honest = [f"m{number}" for number in range(others)]
+    books = Books(*honest[-2:], members=(*honest, LIAR))
+    waiting = dict.fromkeys(honest[1:], "waiting x")
+    for _ in range(2):
+        books.fail(m0=f"contribution {' '.join(honest[1:])}", **waiting, x="stream m0")
+    for owner in honest[-2:]:
+        assert set(books.books[owner]._disputes) == pairs("m0 x")
+
+
+@pytest.mark.parametrize("others", [3, 7, 15])
+def test_one_lying_word_does_not_convict_a_slow_member_that_all_wait_for(others):
+    """x says that it has begun, when m0 is about to join."""
+    honest = [f"m{number}" for number in range(others)]
+    books = Books(*honest[-2:], members=(*honest, LIAR), x=15)
+    waiting = dict.fromkeys(honest[1:], "waiting m0")
+    for _ in range(2):
+        books.fail(1.0, x=f"contribution {' '.join(honest[1:])}", **waiting, m0="word x")
+    for owner in honest[-2:]:
+        assert set(books.books[owner]._disputes) == pairs("m0 x")
+        assert books.refused(owner) == {LIAR}
+
+
+def test_who_alone_waits_for_a_member_is_in_dispute_with_it():
+    books = Books(*HONEST, x=15)
+    for _ in range(2):
+        books.fail(**dict.fromkeys(HONEST, "contribution x"), x="waiting a")
+    for owner in HONEST:
+        assert set(books.books[owner]._disputes) == pairs("a x")
+        assert books.refused(owner) == {LIAR}
+
+
+def test_who_waits_blames_no_member_by_it():
+    books = Books(*HONEST)
+    for _ in range(3):
+        books.fail(a="waiting x", b="waiting x", c="waiting x", x="waiting a")
+    for owner in HONEST:
+        assert (books.refused(owner), set(books.books[owner]._disputes)) == (set(), set())
+
+
+@pytest.mark.parametrize("stage", ["reduced", "vote"])
+def test_who_was_delayed_is_in_dispute_with_what_delayed_it_and_no_other(stage):
+    books = Books(*HONEST, x=15)
+    for _ in range(2):
+        books.fail(b=f"{stage} a", c=f"{stage} a", x=f"{stage} a", a="stream x by x")
+    for owner in HONEST:
+        assert set(books.books[owner]._disputes) == pairs("a x")
+        assert books.refused(owner) == {LIAR}
+
+
+def test_who_leaves_after_a_slow_line_s_contribution_pays_with_it():
+    books = Books(*HONEST)
+    books.fail(b="reduced a", c="reduced a", a="stream x by c", x="word a")
+    for owner in HONEST:
+        assert set(books.books[owner]._disputes) == pairs("a x", "a c")
+        assert books.refused(owner) == set()
+
+
+def test_who_stalls_and_says_that_it_was_delayed_is_in_dispute_as_if_it_had_lacked_that():
+    books, plain = Books(*HONEST, x=15), Books(*HONEST, x=15)
+    for victim in HONEST * 2:
+        books.fail(**dict.fromkeys(HONEST, "reduced x"), x=f"stream {victim} by {victim}")
+        plain.fail(**dict.fromkeys(HONEST, "reduced x"), x=f"contribution {victim}")
+    for owner in HONEST:
+        assert LIAR in books.refused(owner)
+        assert books.until_seated(LIAR, owner) >= plain.until_seated(LIAR, owner) - LOST_S
+
+
+@pytest.mark.parametrize(("said", "parted"), [("reduced x", "a x"), ("reduced b", "a b")])
+def test_who_is_still_in_the_round_before_has_not_withheld_its_join(said, parted):
+    books = Books(*HONEST)
+    books.fail(b="join a", c="join a", x="join a", a=said)
+    assert set(books.books["c"]._disputes) == pairs(parted)
+
+
+def test_who_withholds_its_join_is_not_excused_by_what_it_lacks_of_that_member_then():
+    books = Books(*HONEST, x=15)
+    for _ in range(2):
+        books.fail(a="join x", b="contribution a", c="contribution a", x="contribution a")
+    for owner in HONEST:
+        assert set(books.books[owner]._disputes) == pairs("a x")
+        assert books.refused(owner) == {LIAR}
+
+
+def test_who_joins_late_shares_the_cost_with_the_one_it_named():
+    books = Books(*HONEST, x=15)
+    for _ in range(2):
+        for book in books.books.values():
+            book.rejoined(books.members, {"a": LOST_S, "b": LOST_S}, {"a": {"x"}, "b": set()})
+    for owner in HONEST:
+        assert set(books.books[owner]._disputes) == pairs("a x")
+        assert books.refused(owner) == {LIAR}

@@ -125,7 +125,7 @@ async def test_the_rounds_of_peers_are_those_of_the_simulator_bit_for_bit(networ
         for peer, replica in zip(peers, simulated.replicas, strict=True):
             step = 0.1 * torch.randn(numel, generator=noise)
             peer.local += step
-            replica.learner.parameters += step
+            replica.learner.parameters.add_(step)
             if replica.learner.estimate is not None:
                 replica.learner.estimate += step
         records = await everybody_rounds(peers, tokens)

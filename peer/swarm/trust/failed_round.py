@@ -18,7 +18,6 @@ from peer.swarm.round.lateness import Waited
 from peer.swarm.trust.debts import Loss, Peers
 
 EXCUSES: dict[Stage, tuple[Stage, ...]] = {
-    "join": ("contribution", "reduced", "vote"),  # of the round before, which it is still in
     "contribution": ("join",), "reduced": ("join", "contribution"), "vote": ("join", "contribution", "reduced"),
 }  # of a member that lacks those itself  # fmt: skip
 
@@ -72,49 +71,52 @@ class FailedRound:
 
     def disputes(self, *, hasty: bool = False) -> set[Peers]:
         """All pairs of which one member stalls or lies; `hasty`: also with those that may still explain themselves."""
-        pairs = set[Peers]()
-        for accuser, lack in self.lacks.items():
-            for peer_id in lack.names if lack is not None and lack.stage != "waiting" else ():
-                if (delayed := self._delayed(accuser, peer_id)) is not None:
-                    pairs |= delayed
+        pairs, withheld = set[Peers](), self._withheld()
+        for accuser in self.lacks:
+            lack = self._word(accuser)
+            for peer_id in lack.names if lack is not None else ():
+                if instead := self._instead(accuser, peer_id, withheld):
+                    pairs |= instead
                 elif (blamed := self._blamed(accuser, peer_id, hasty=hasty)) not in (None, accuser):
                     pairs.add(frozenset({accuser, str(blamed)}))
         return pairs
 
-    def _delayed(self, accuser: str, peer_id: str) -> set[Peers] | None:
-        """The disputes in the place of one with a member that was delayed; None: it was not.
+    def _word(self, member: str) -> Lack | None:
+        """What a member accuses others of. To wait for a join accuses no member, and excuses none by itself."""
+        lack = self.lacks.get(member)
+        return None if lack is None or lack.stage == "waiting" else lack
 
-        Of a member that waits for others to join: if most of the others wait as well, the accuser, which says that it
-        had all joins, is in dispute with those that they wait for.
+    def _withheld(self) -> frozenset[str]:
+        """The members for whose join most wait: more than one liar can say."""
+        waiting = Counter(name for lack in self.lacks.values() if lack is not None and lack.stage == "waiting"
+                          for name in lack.names)  # fmt: skip
+        return frozenset(name for name, count in waiting.items() if 2 * count > len(self.members) - 1)
+
+    def _instead(self, accuser: str, peer_id: str, withheld: Set[str]) -> set[Peers]:
+        """The disputes in the place of one with a member that could not begin, or was delayed.
+
+        The accuser says that it had all joins: so it is in dispute with the member for which most wait. Each pair has
+        the accuser or the member that excuses itself in it, so that no word of a third parts those two from others.
         """
         lack, theirs = self.lacks[accuser], self.lacks.get(peer_id)
-        if lack is None or lack.stage not in EXCUSES or theirs is None or self._excused(lack, accuser, theirs):
-            return None
+        if lack is None or lack.stage not in EXCUSES or theirs is None or self._excused(lack, theirs):
+            return set()
         if theirs.stage == "waiting":
-            others = self.members - {accuser}
-            waiting = [each.names for one in others if (each := self.lacks.get(one)) and each.stage == "waiting"]
-            most = {name for name in theirs.names if 2 * sum(name in names for names in waiting) > len(others)}
-            return {frozenset({accuser if name in most else peer_id, name}) for name in theirs.names - {accuser}}
-        return {frozenset({peer_id, name}) for name in theirs.delayed_by} or None
+            return {frozenset({accuser, name}) for name in theirs.names & withheld - {accuser}}
+        return {frozenset({peer_id, name}) for name in theirs.delayed_by}
 
     def _blamed(self, accuser: str, peer_id: str, *, hasty: bool) -> str | None:
         """Which member one that lacks something of `peer_id` is in dispute with: mostly that one, or none."""
-        lack, theirs = self.lacks[accuser], self.lacks.get(peer_id)
+        lack, theirs = self._word(accuser), self._word(peer_id)
         assert lack is not None
         if lack.stage == "word" or (theirs is not None and theirs.stage == "word"):
             return self._first(accuser, peer_id, hasty=hasty)
-        if theirs is not None and self._excused(lack, accuser, theirs):
+        if theirs is not None and self._excused(lack, theirs):
             return None
         return peer_id if hasty or self.settled or theirs is not None or lack.stage not in EXCUSES else None
 
-    def _excused(self, lack: Lack, accuser: str, theirs: Lack) -> bool:
-        """Whether a member that is said to have sent nothing at a stage lacked what it needs for that.
-
-        One that has not joined may still be in the round before, but it does not lack what the accuser sends in this
-        one; and a late member names with this stage those that delayed it, see `long`.
-        """
-        if lack.stage == "join" and (self.committed or accuser in theirs.names):
-            return False
+    def _excused(self, lack: Lack, theirs: Lack) -> bool:
+        """Whether a member that is said to have sent nothing at a stage lacked what it needs for that."""
         return theirs.stage in EXCUSES.get(lack.stage, ())
 
     def _first(self, accuser: str, peer_id: str, *, hasty: bool) -> str | None:
@@ -124,15 +126,13 @@ class FailedRound:
         member alone.
         """
         passed, here = {peer_id}, peer_id
-        while (lack := self.lacks.get(here)) is not None and lack.stage == "word":
+        while (lack := self._word(here)) is not None and lack.stage == "word":
             here = min(lack.names)
             if here in passed:
                 return peer_id if passed == {accuser, peer_id} else None  # the two name each other; or see `circled`
             passed.add(here)
         if lack is None:
             return here if hasty or self.settled else None
-        if lack.stage == "waiting":
-            return None
         if peer_id in lack.names:
             return peer_id if passed == {accuser, peer_id} else None
         silent = sorted(each for each in lack.names if self.lacks.get(each) is None)
@@ -148,7 +148,7 @@ class FailedRound:
             none where all of a round are in one circle: all would leave all.
         """
         names = {one: {min(lack.names)} if lack.stage == "word" else lack.names
-                 for one, lack in self.lacks.items() if lack is not None and lack.stage != "waiting"}  # fmt: skip
+                 for one in self.lacks if (lack := self._word(one)) is not None}  # fmt: skip
         causes = {one: {name for name in names[one] if self._explains(name, one)} for one in names}
         causes = {one: {name for name in own if one not in causes.get(name, ())} for one, own in causes.items()}
         after = {one: _reached(one, causes) for one in causes}
@@ -164,9 +164,9 @@ class FailedRound:
 
     def _explains(self, peer_id: str, accuser: str) -> bool:
         """Whether what this member lacks is the reason why the accuser lacks something of it."""
-        lack, theirs = self.lacks[accuser], self.lacks.get(peer_id)
+        lack, theirs = self._word(accuser), self._word(peer_id)
         assert lack is not None
-        return theirs is not None and ("word" in (lack.stage, theirs.stage) or self._excused(lack, accuser, theirs))
+        return theirs is not None and ("word" in (lack.stage, theirs.stage) or self._excused(lack, theirs))
 
 
 def _reached(start: str, edges: Mapping[str, Set[str]]) -> set[str]:

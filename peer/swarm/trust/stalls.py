@@ -174,16 +174,18 @@ class StallBook:
     def rejoined(
         self, members: Iterable[str], late: Mapping[str, float], shards: Mapping[str, Collection[str]]
     ) -> None:
-        """Members were late with their joins of a round, and name those whose shards had come late to them alone.
+        """Members were late with their joins of a round, and name the one whose shard had come late to them alone.
 
         Args:
             late: seconds.
-            shards: of each member, whose; as it said with its vote in the round before.
+            shards: of each member, whose; as it said with its vote in the round before. A word that names several is of
+                no account: it would part them all from that one at the price of one.
         """
         group = frozenset(members)
+        late = {peer_id: seconds for peer_id, seconds in late.items() if len(shards.get(peer_id, ())) == 1}
         for peer_id, seconds in late.items() if len(group) >= FEWEST else ():
             failure = FailedRound(next(self._numbers), group, seconds, settled=True, committed=True)
-            failure.hear(peer_id, Lack("reduced", frozenset(shards.get(peer_id, ()))))
+            failure.hear(peer_id, Lack("reduced", frozenset(shards[peer_id])))
             self._judge(failure)
 
     def _judge(self, failure: FailedRound) -> None:

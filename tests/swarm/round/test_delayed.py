@@ -64,7 +64,7 @@ async def are_in_dispute(seats, victim, liar):
         assert not book.refuses(victim.peer_id)
 
 
-async def test_who_has_joined_one_member_alone_is_in_dispute_with_that_one(network, tmp_path):
+async def test_who_has_joined_one_member_alone_is_the_one_for_whom_all_others_wait(network, tmp_path):
     circle, victim, others, liar = await begun(network, tmp_path)
 
     async def sending(stream, send, kind, _):
@@ -80,7 +80,10 @@ async def test_who_has_joined_one_member_alone_is_in_dispute_with_that_one(netwo
     words = others[0].guard.stalls._failures[group].lacks
     assert words[victim.peer_id] == Lack("contribution", frozenset(seat.peer_id for seat in others))
     assert all(words[seat.peer_id] == Lack("waiting", frozenset({liar.peer_id})) for seat in others)
-    await are_in_dispute(others, victim, liar)
+    for seat in others:  # it says itself that it had begun: so it is in dispute with all
+        book = seat.guard.stalls
+        assert book._debts.left_s(frozenset({liar.peer_id})) > 0.0
+        assert not any(victim.peer_id in peers for peers in book._debts._debts)
 
 
 async def test_who_signs_another_group_and_is_silent_then_holds_no_words_back(network, tmp_path):

@@ -35,13 +35,46 @@ def test_one_lying_word_does_not_convict_a_slow_member_that_all_wait_for(others)
         assert books.refused(owner) == {LIAR}
 
 
-def test_who_alone_waits_for_a_member_is_in_dispute_with_it():
+@pytest.mark.parametrize("stage", ["contribution", "reduced", "vote", "join"])
+def test_who_alone_waits_for_a_member_has_no_excuse(stage):
     books = Books(*HONEST, x=15)
     for _ in range(2):
-        books.fail(**dict.fromkeys(HONEST, "contribution x"), x="waiting a")
+        books.fail(**dict.fromkeys(HONEST, f"{stage} x"), x="waiting a")
+    for owner in HONEST:
+        assert books.refused(owner) == {LIAR}
+        assert books.books[owner].shuns(LIAR)
+
+
+@pytest.mark.parametrize("stage", ["contribution", "reduced", "vote"])
+def test_who_stalls_one_member_and_waits_for_it_is_in_dispute_with_it(stage):
+    books = Books(*HONEST, x=15)
+    for _ in range(2):
+        books.fail(a=f"{stage} x", b="word a", c="word a", x="waiting a")
     for owner in HONEST:
         assert set(books.books[owner]._disputes) == pairs("a x")
         assert books.refused(owner) == {LIAR}
+
+
+def test_who_ends_a_round_and_says_that_it_waits_is_the_one_that_ended_it():
+    books = Books(*HONEST)
+    for _ in range(2):
+        books.fail(**dict.fromkeys(HONEST, "word x"), x="waiting a")
+    for owner in HONEST:
+        assert books.refused(owner) == {LIAR}
+
+
+@pytest.mark.parametrize("others", [4, 5, 7, 15])
+@pytest.mark.parametrize("early", [1, 2])
+def test_one_lying_word_parts_no_two_honest_members_while_some_train(others, early):
+    """The early ones have joined, the others train and are silent; x says that it has begun."""
+    honest = [f"m{number}" for number in range(others)]
+    books = Books(*honest[-2:], members=(*honest, LIAR), x=15)
+    for names in (honest[:early], honest[:1], honest):
+        said = dict.fromkeys(honest[:early], f"waiting {' '.join(honest[early:])}")
+        books.fail(1.0, **said, x=f"contribution {' '.join(names)}")
+        for owner in honest[-2:]:
+            assert all(LIAR in pair for pair in books.books[owner]._disputes)
+            assert not books.refused(owner) & set(honest[:early])
 
 
 def test_who_waits_blames_no_member_by_it():
@@ -80,13 +113,6 @@ def test_who_stalls_and_says_that_it_was_delayed_is_in_dispute_as_if_it_had_lack
         assert books.until_seated(LIAR, owner) >= plain.until_seated(LIAR, owner) - LOST_S
 
 
-@pytest.mark.parametrize(("said", "parted"), [("reduced x", "a x"), ("reduced b", "a b")])
-def test_who_is_still_in_the_round_before_has_not_withheld_its_join(said, parted):
-    books = Books(*HONEST)
-    books.fail(b="join a", c="join a", x="join a", a=said)
-    assert set(books.books["c"]._disputes) == pairs(parted)
-
-
 def test_who_withholds_its_join_is_not_excused_by_what_it_lacks_of_that_member_then():
     books = Books(*HONEST, x=15)
     for _ in range(2):
@@ -104,3 +130,12 @@ def test_who_joins_late_shares_the_cost_with_the_one_it_named():
     for owner in HONEST:
         assert set(books.books[owner]._disputes) == pairs("a x")
         assert books.refused(owner) == {LIAR}
+
+
+def test_a_late_joiner_that_names_several_is_not_heard():
+    books = Books(*HONEST)
+    for _ in range(3):
+        for book in books.books.values():
+            book.rejoined(books.members, {"x": LOST_S}, {"x": {"a", "b"}})
+    for owner in HONEST:
+        assert (books.refused(owner), set(books.books[owner]._disputes)) == (set(), set())

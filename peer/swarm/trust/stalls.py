@@ -158,7 +158,8 @@ class StallBook:
         self._judge(failure)
 
     def waited(self, members: Iterable[str], waited: Waited, words: Mapping[str, Waited]) -> None:
-        """A round is committed, of these members.
+        """A round is committed, of these members. One that was late has cost its seconds, and that a group forms again
+        once it is refused.
 
         Args:
             waited: what made it long for this peer, if it was.
@@ -167,7 +168,7 @@ class StallBook:
         group, said = frozenset(members), {**words, self._own_id: waited}
         for stage, late in waited.late:
             for peer_id, seconds in late.items() if len(group) >= FEWEST else ():
-                failure = FailedRound(next(self._numbers), group, seconds)
+                failure = FailedRound(next(self._numbers), group, seconds + self._timing.least_waste_s)
                 failure.long(peer_id, stage, said)
                 self._judge(failure)
 

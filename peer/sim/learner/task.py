@@ -18,6 +18,7 @@ from peer.train.evaluate import evaluate
 from peer.train.loss import LanguageLoss
 
 CPU = torch.device("cpu")
+INTERIM_SEQUENCES = 64  # validation windows of an evaluation before the end
 
 
 class Task(Protocol):
@@ -55,7 +56,6 @@ class LanguageTask:
         model: its own parameters give the initial vector.
         batch_sequences: of one inner step of one peer.
         data_seed: the peers' orders derive from it.
-        interim_sequences: validation windows of an evaluation before the end.
         router_loss: see `LanguageLoss`.
         device: where the model computes. On a CUDA device the passes of a batch are recorded once and replayed.
     """
@@ -67,7 +67,6 @@ class LanguageTask:
         validation: PackedTokens,
         batch_sequences: int,
         data_seed: int,
-        interim_sequences: int = 64,
         router_loss: float | None = None,
         device: torch.device = CPU,
     ) -> None:
@@ -75,7 +74,6 @@ class LanguageTask:
         self.tokens_per_step = batch_sequences * train.sequence_length
         self._train, self._validation = train, validation
         self._batch_sequences, self._data_seed = batch_sequences, data_seed
-        self._interim_sequences = interim_sequences
         self._initial = torch.empty(self.layout.numel)
         self.layout.copy_to_flat(model, self._initial)
         model.to(device)  # type: ignore[arg-type]
@@ -113,5 +111,5 @@ class LanguageTask:
         values = self.layout.views(parameters.to(self.device))
         for parameter, value in zip(self._parameters, values, strict=True):
             parameter.data = value
-        count = len(self._validation) if final else self._interim_sequences
+        count = len(self._validation) if final else INTERIM_SEQUENCES
         return evaluate(self._model, self._validation, count, 32)

@@ -12,7 +12,7 @@ from tests.sim.golden.trajectory import trajectory
 
 
 class Apart(Placed):
-    """Two homes in RAM. The one that is outdated is NaN, so that whoever reads it is found."""
+    """Two homes in RAM. The outdated one holds NaN, so that a read of it shows in the result."""
 
     @classmethod
     def of(cls, values: Tensor, device: torch.device) -> Apart:  # noqa: ARG003

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from peer.outer.math.step import Decoded, clip_factor, step_
 from peer.outer.optim import every_step
-from peer.outer.optim.every_step import EveryStep, orthogonal
+from peer.outer.optim.averaged import Averaged
+from peer.outer.optim.every_step import EveryStep, MuonSteps, orthogonal
 from peer.outer.optim.optimizers import Vectors
 from peer.outer.state.flat_layout import FlatLayout
 from peer.protocol.manifest import InnerSpec
@@ -120,6 +121,15 @@ def test_the_orthogonal_matrix_does_not_depend_on_the_order_of_sums(
     monkeypatch.setattr(every_step, "_product", other_order)
     assert torch.equal(turned, orthogonal(matrices))
     assert torch.equal(turned[1:2], orthogonal(matrices[1:2]))
+
+
+def test_the_device_of_large_products_reaches_an_optimizer_that_is_wrapped() -> None:
+    base = every_step.every_step(inner_of("muon"), None)
+    device = torch.device("meta")
+    moved = Averaged(base=base, decay=0.9).computing_on(device)
+    assert isinstance(moved, Averaged)
+    assert isinstance(moved.base, MuonSteps)
+    assert moved.base.device == device
 
 
 def test_matrices_that_are_turned_one_by_one_step_to_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,8 +72,7 @@ async def test_who_has_joined_one_member_alone_is_the_one_for_whom_all_others_wa
             await asyncio.Event().wait()
         await send()
 
-    for stream in liar.exchange._group.outbound.values():
-        by(stream, sending)
+    sends_by(liar, sending)
     group = liar.exchange._group.identifier
     assert await all_of(circle) == [False] * 4
     await until(lambda: all(seat.guard.stalls._failures[group].settled for seat in others), 5.0)
@@ -93,8 +92,7 @@ async def test_who_signs_another_group_and_is_silent_then_holds_no_words_back(ne
         lies = kind is Kind.SEAL_SENT and stream.remote == victim.peer_id
         await send(bytes([body[0] ^ 1, *body[1:]])) if lies else await send()
 
-    for stream in liar.exchange._group.outbound.values():
-        by(stream, sending)
+    sends_by(liar, sending)
 
     async def silent(*_):
         await asyncio.Event().wait()
@@ -114,8 +112,7 @@ async def test_who_is_late_and_gives_up_says_why_to_members_that_have_committed(
             await asyncio.Event().wait()
         await send()
 
-    for stream in liar.exchange._group.outbound.values():
-        by(stream, sending)
+    sends_by(liar, sending)
     assert (await all_of(circle))[:3] == [False, True, True]
     await are_in_dispute(others, victim, liar)
 
@@ -128,8 +125,7 @@ async def test_who_joins_late_after_a_shard_that_came_late_to_it_alone_shares_th
             await asyncio.sleep(1.5)
         await send()
 
-    for stream in liar.exchange._group.outbound.values():
-        by(stream, sending)
+    sends_by(liar, sending)
 
     async def at_once(_):
         """It does not wait until its own late frames are sent."""
@@ -144,11 +140,11 @@ async def test_who_joins_late_after_a_shard_that_came_late_to_it_alone_shares_th
     await are_in_dispute(others, victim, liar)
 
 
-def by(stream, sending):
-    """From now on a member sends the frames of a stream by this: see `sends`."""
-    send = stream.send
+def sends_by(seat, sending):
+    """From now on a member sends its frames by this, on the streams that it has: see `sends`."""
+    for stream in seat.exchange._group.outbound.values():
 
-    async def changed(kind, body=b"", *rest, **more):
-        await sending(stream, lambda other=body: send(kind, other, *rest, **more), kind, bytes(body))
+        async def changed(kind, body=b"", *rest, stream=stream, send=stream.send, **more):
+            await sending(stream, lambda other=body: send(kind, other, *rest, **more), kind, bytes(body))
 
-    stream.send = changed
+        stream.send = changed

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hivemind.utils import MSGPackSerializer
 
@@ -132,6 +134,7 @@ def test_what_was_read_elsewhere_yields_to_what_was_handed_in(monkeypatch):
 
 def test_an_answer_is_bounded_and_names_the_known_first(monkeypatch):
     monkeypatch.setattr(record_store, "MAX_ANSWER_BYTES", 10_000)
+    monkeypatch.setattr(record_store, "random", random.Random(7))
     shelf = Shelf()
     crowd = identities(60)
     for signer in crowd:

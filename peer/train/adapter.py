@@ -29,7 +29,7 @@ def check_peft() -> None:
 
 
 def add_adapter(model: PreTrainedModel, spec: ModelSpec) -> None:
-    """Freeze the model, and put the trainable matrices of `spec.adapter` into it: A random, B zero.
+    """Freeze the model, and put the trainable matrices of `spec.adapter` into it, fp32: A random, B zero.
 
     Raises:
         UserError: `peft` is not installed.
@@ -45,6 +45,9 @@ def add_adapter(model: PreTrainedModel, spec: ModelSpec) -> None:
     )  # fmt: skip
     config.base_model_name_or_path, config.revision = spec.pretrained, spec.revision
     inject_adapter_in_model(config, model)
+    for parameter in model.parameters():
+        if parameter.requires_grad:  # peft gives them the dtype in which a layer in 4 bits multiplies
+            parameter.data = parameter.data.float()
     model.train()
 
 

@@ -65,6 +65,16 @@ def logits(model: torch.nn.Module) -> torch.Tensor:
     return found
 
 
+def test_it_trains_in_fp32_where_the_layers_below_multiply_in_bf16():
+    model = tiny_model(seed=3)
+    for layer in model.model.layers:
+        layer.self_attn.q_proj.compute_dtype = torch.bfloat16  # as a layer of bitsandbytes in 4 bits
+    adapter.add_adapter(model, spec())
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    assert sum(parameter.numel() for parameter in trained) == ADAPTED
+    assert {parameter.dtype for parameter in trained} == {torch.float32}
+
+
 def test_adapters_alone_are_the_anchor_and_follow_from_the_seed():
     torch.manual_seed(1)
     first = build_model(spec(), 259, 5)

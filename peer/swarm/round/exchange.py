@@ -23,12 +23,13 @@ from peer.protocol.wire import AbortMessage, Kind
 from peer.swarm.group.roster import RosterAuthority
 from peer.swarm.net.node import Node
 from peer.swarm.round.deadline import DeadlineEstimator, usual_duration
-from peer.swarm.round.giving_up import GaveUpError, Lack, StalledError, abort_message, seen_at
+from peer.swarm.round.giving_up import abort_message
 from peer.swarm.round.group_streams import GroupStreams
 from peer.swarm.round.inbox import RoundBuffers
 from peer.swarm.round.lateness import Lateness
 from peer.swarm.round.observer import RoundObserver, Unobserved
 from peer.swarm.round.outbox import bounded, start_senders
+from peer.swarm.round.own_words import OwnWords
 from peer.swarm.round.persistent_group import PersistentGroup, abort_stream
 from peer.swarm.round.signatures import GroupsDifferError, MalformedError
 from peer.swarm.round.strategy import ExchangeStrategy
@@ -70,6 +71,7 @@ class Exchange:
         self._budget = DeadlineEstimator(timeout_s, timing.min_exchange_s, timing.soft_exchange_s)
         self._lateness, self._pool = Lateness(timing.late_s), BufferPool()
         self._rosters, self._on_join, self._observer = rosters, on_join, observer or Unobserved()
+        self._words = OwnWords(node, self._observer, self._lateness)
         self.group_streams = GroupStreams(node, rosters.run_id, lambda: self._group)
         self._group: PersistentGroup | None = None
         self._buffers: RoundBuffers | None = None
@@ -103,12 +105,13 @@ class Exchange:
         buffers = self._buffers = persistent.buffers
         self._strategy = self._strategies(state.round)
         self._pool.wake(buffers.wire_bytes)
-        buffers.opened = min(buffers.opened, self._clock())
+        times = buffers.times
+        times.opened = min(times.opened, self._clock())
         join, sealed = self._rosters.join(position, due.tokens, persistent.identifier, due.ranges)
         self._send(buffers, persistent, due, state, (Kind.JOIN, sealed))
         waiting = {peer_id: inbox.join for peer_id, inbox in buffers.inboxes.items()}
-        buffers.joined = done_at(waiting, self._clock)
-        buffers.sealed = done_at({peer_id: inbox.sent for peer_id, inbox in buffers.inboxes.items()}, self._clock)
+        times.joined = done_at(waiting, self._clock)
+        times.sealed = done_at({peer_id: inbox.sent for peer_id, inbox in buffers.inboxes.items()}, self._clock)
         joining = asyncio.wait(waiting.values(), timeout=patience_s, return_when=asyncio.FIRST_EXCEPTION)
         if (joined := await unless(newcomer(), joining)) is None:
             raise RoundAborted("match", "others want to take part")
@@ -117,11 +120,11 @@ class Exchange:
         if isinstance(broken, RoundAborted):
             abort = RoundAborted("match", broken.reason, broken.culprit)
             late_joins = buffers.late_joins(self._clock() - patience_s / 2)
-            raise self._gives_up(persistent, abort, late_joins or buffers.waiting())
+            raise self._words.gives_up(persistent, abort, late_joins or buffers.waiting())
         if late:
             names = sorted(peer_id for peer_id, future in waiting.items() if future in late)
             abort = RoundAborted("match", f"{', '.join(names)} did not come within {patience_s:.0f} s", names[0])
-            raise self._gives_up(persistent, abort, buffers.late_joins(self._clock()) or buffers.waiting())
+            raise self._words.gives_up(persistent, abort, buffers.late_joins(self._clock()) or buffers.waiting())
         joins = {peer_id: future.result() for peer_id, future in waiting.items()}
         joins[self._node.peer_id] = sealed, join
         _, group = self._rosters.write(joins, buffers.wire.shares)
@@ -137,7 +140,7 @@ class Exchange:
         buffers = self._buffers
         if buffers is None or buffers.group is not group:
             buffers = await self._gather(group, due, state)
-        buffers.began, buffers.slow_line_s = began, self._rosters.slow_line_s(group, state.round)
+        buffers.times.began, buffers.slow_line_s = began, self._rosters.slow_line_s(group, state.round)
         buffers.deadline = began + self._budget.seconds(buffers.wire_bytes, buffers.slow_line_s)
         try:
             exchanged = await self._exchange(buffers, group, due, state)
@@ -145,17 +148,8 @@ class Exchange:
             self._observer.malformed(buffers, error)
             raise
         except GroupsDifferError as differ:
-            buffers.useless.add(("contribution", differ.remote))
-            raise await self._explained(buffers, differ) from None
+            raise await self._words.of_differing(self._group, buffers, differ) from None
         return exchanged
-
-    async def _explained(self, buffers: RoundBuffers, differ: GroupsDifferError) -> RoundAborted:
-        """Why the groups differ, if that is known at once: the others wait for the words of this peer."""
-        explaining = self._node.spawn(self._observer.explain(self._group, buffers, differ))
-        await asyncio.wait([explaining], timeout=self._node.timing.stall_words_s / 2)
-        if explaining.done() and not explaining.cancelled() and explaining.exception() is None:
-            return explaining.result()
-        return RoundAborted("exchange", differ.reason, differ.remote)  # the two are in dispute
 
     async def _exchange(self, buffers: RoundBuffers, group: Group, due: Due, state: OuterState) -> Exchanged:
         contribute = self._strategy.contribution(due, state, buffers.share)
@@ -163,14 +157,15 @@ class Exchange:
         produce = self._strategy.produce(buffers, group, contribute, keep, self._observer.reduced)
         producing = asyncio.ensure_future(produce)
         signed = [inbox.signed for inbox in buffers.inboxes.values()]
-        sent_at = done_at({peer_id: inbox.sent for peer_id, inbox in buffers.inboxes.items()}, self._clock)
-        signed_at = done_at(dict(zip((*buffers.inboxes, group.me), (*signed, producing), strict=True)), self._clock)
-        buffers.came |= {"contribution": sent_at, "reduced": signed_at}
+        times = buffers.times
+        times.came |= {
+            "contribution": done_at({peer_id: inbox.sent for peer_id, inbox in buffers.inboxes.items()}, self._clock),
+            "reduced": done_at(dict(zip((*buffers.inboxes, group.me), (*signed, producing), strict=True)), self._clock),
+        }
         try:
             await bounded([producing, *signed], buffers, self._clock, self._budget)
-            self._budget.learn(buffers.wire_bytes, usual_duration(buffers.began, sent_at, signed_at))
-            began, joined, sealed = buffers.began, buffers.joined, buffers.sealed
-            buffers.waited = self._lateness.note(self._clock(), began, sent_at, signed_at, joined, sealed)
+            self._budget.learn(buffers.wire_bytes, usual_duration(times.began, times.sent, times.signed))
+            buffers.waited = self._lateness.note(self._clock(), times)
             own = producing.result()
             others = {peer_id: inbox.reduced.result() for peer_id, inbox in buffers.inboxes.items()}
             payloads = [own.payload if peer == group.me else others[peer] for peer in buffers.order]
@@ -210,7 +205,7 @@ class Exchange:
         or until the slowest line among them had its time.
         """
         now, sending_s = self._clock(), self._node.timing.min_sending_s
-        took_s = now - buffers.began
+        took_s = now - buffers.times.began
         left = min(max(0.0, buffers.deadline - now), max(sending_s, sending_s + buffers.slow_line_s - took_s, took_s))
         _, unsent = await asyncio.wait(buffers.senders.values(), timeout=left)
         await cancel_and_wait(unsent)
@@ -231,11 +226,7 @@ class Exchange:
         if buffers is None or persistent is None or buffers.group is not group:
             return
         if abort is not None:
-            if abort.useless is not None and abort.culprit is not None:
-                buffers.useless.add((abort.useless, abort.culprit))
-            own = abort.culprit == group.me and not isinstance(abort, GaveUpError)
-            lack = (None if own else buffers.lack(self._clock())) or seen_at(abort, group.me, buffers.lack_of)
-            abort = self._gives_up(persistent, abort, self._with_delay(buffers, lack))
+            abort = self._words.of_failed(persistent, buffers, abort)
             self._lateness.failed()
             await cancel_and_wait(buffers.senders.values())
             await self._strategy.revert()
@@ -266,31 +257,14 @@ class Exchange:
             await persistent.tell(abort_message(abort))
         self._close(persistent, abort)
 
-    def _gives_up(self, persistent: PersistentGroup, abort: RoundAborted, lack: Lack | None) -> RoundAborted:
-        """-> the same, with what this peer lacks, for the others; the observer hears it, too."""
-        if lack is None:
-            return abort
-        self._observer.gave_up(persistent, self._node.peer_id, lack, self._lost_s(persistent.buffers))
-        return StalledError(abort, lack)
-
-    def _with_delay(self, buffers: RoundBuffers, lack: Lack | None) -> Lack | None:
-        """The same, with the members that had delayed this peer, where contributions do not say so themselves."""
-        if lack is None or lack.stage in ("contribution", "join") or buffers.lacks("contribution"):
-            return lack
-        times = buffers.came["contribution"], buffers.joined, buffers.sealed
-        return replace(lack, delayed_by=self._lateness.delayed_by(self._clock(), buffers.began, *times))
-
-    def _lost_s(self, buffers: RoundBuffers) -> float:
-        """What a round that fails now has cost: since its exchange began, or the first member was ready for it."""
-        return max(0.0, self._clock() - (buffers.began or buffers.opened))
-
     def on_join(self) -> None:
         if self._group is not None:
-            self._group.buffers.opened = min(self._group.buffers.opened, self._clock())
+            times = self._group.buffers.times
+            times.opened = min(times.opened, self._clock())
         self._on_join()
 
     def on_words(self, persistent: PersistentGroup, remote: str, message: AbortMessage) -> None:
-        self._observer.gave_up(persistent, remote, Lack.said(message), self._lost_s(persistent.buffers))
+        self._words.heard(persistent, remote, message)
 
     def on_offence(self, abort: RoundAborted) -> None:
         self._observer.saw(abort)

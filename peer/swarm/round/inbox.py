@@ -15,13 +15,13 @@ from peer.protocol.records import parse_json
 from peer.protocol.statements import REDUCED_SEAL_BYTES, SEAL_BYTES, Leaves, ReducedSeal, Seal, Sitting
 from peer.protocol.wire import MAX_MESSAGE_BYTES, AbortMessage, JoinMessage, Kind, Stage, VoteMessage
 from peer.swarm.net.stream import FrameStream
+from peer.swarm.round.arrivals import STAGES, Arrivals
 from peer.swarm.round.giving_up import GaveUpError, Lack
 from peer.swarm.round.lateness import Waited
 from peer.swarm.round.signatures import ReducedShards, sitting_of
 from peer.swarm.runtime.buffer_pool import Lend, blank
 from peer.swarm.runtime.futures import deliver, fail, has_come
 
-STAGES: tuple[Stage, ...] = ("contribution", "reduced", "vote")  # of an exchange, each after the one before
 MEASURED_BYTES = 1 << 16  # of a frame whose time says how fast a line is
 
 
@@ -183,13 +183,9 @@ class RoundBuffers:
         heard: what the other reducers signed, checked.
         senders: a task for each other member, which sends it everything in order.
         group: known when all have joined.
-        began: of the exchange, monotonic; 0 before it.
-        opened: when the first member was ready for it.
         deadline: of the exchange; infinite until it begins.
         slow_line_s: of that, for the slowest line among the members.
-        joined: when each other member's join came, after which that member was waited for.
-        sealed: when its signed contribution did, also before all had joined.
-        came: when what each member sends at each stage was there.
+        times: when what the members send was there.
         useless: (stage, member) that sent nothing of use, although it sent all.
         waited: what made the exchange long for this peer.
     """
@@ -212,10 +208,8 @@ class RoundBuffers:
         self.heard: ReducedShards | None = None
         self.senders: dict[str, asyncio.Task[None]] = {}
         self.wire_bytes = sum(map(sum, sizes))
-        self.began, self.opened = 0.0, float("inf")
         self.deadline, self.slow_line_s, self.waited = float("inf"), 0.0, Waited()
-        self.joined, self.sealed, self.useless = dict[str, float](), dict[str, float](), set[tuple[Stage, str]]()
-        self.came: dict[Stage, dict[str, float]] = {stage: {} for stage in STAGES}
+        self.times, self.useless = Arrivals(), set[tuple[Stage, str]]()
         if group is not None:
             self.seat(group)
 
@@ -252,7 +246,7 @@ class RoundBuffers:
         Args:
             now: None within the first half of a stage's time.
         """
-        before, start = Lack(STAGES[0], frozenset()), self.began
+        before, start = Lack(STAGES[0], frozenset()), self.times.began
         for stage in STAGES:
             half = start + (self.deadline - start) / 2
             missing = frozenset(peer_id for peer_id in self.inboxes if not self._has(stage, peer_id))
@@ -260,7 +254,7 @@ class RoundBuffers:
                 return None
             if missing:
                 return before if before.names and len(missing) > 1 else Lack(stage, missing)
-            times = {peer_id: self.came[stage].get(peer_id, start) for peer_id in self.inboxes}
+            times = {peer_id: self.times.came[stage].get(peer_id, start) for peer_id in self.inboxes}
             before = Lack(stage, frozenset(peer_id for peer_id, at in times.items() if at > half))
             start = max([start, *times.values()])
         return None
@@ -283,7 +277,7 @@ class RoundBuffers:
         """
         late = frozenset(peer_id for peer_id, inbox in self.inboxes.items() if not has_come(inbox.join))
         begun = 2 * sum(has_come(inbox.sent) for inbox in self.inboxes.values()) > len(self.inboxes)
-        return Lack("join", late) if late and (begun or self.opened <= before) else None
+        return Lack("join", late) if late and (begun or self.times.opened <= before) else None
 
     def waiting(self) -> Lack | None:
         """The members that have not joined, whether or not they are late."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from statistics import median_low
 
 from peer.protocol.wire import Stage, VoteMessage
+from peer.swarm.round.arrivals import Arrivals
 
 MULTIPLE, SHARE = 2.0, 0.15
 EXCUSE = 0.5  # of what is allowed: else one could delay another just so far that that one is to blame
@@ -70,20 +71,10 @@ class Lateness:
         """A round of this peer came to nothing: the time from the last one to the next is no usual one."""
         self._failed = True
 
-    def note(
-        self, now: float, began: float, sent: Mapping[str, float], signed: Mapping[str, float],
-        joined: Mapping[str, float], sealed: Mapping[str, float],
-    ) -> Waited:  # fmt: skip
-        """A round has all that it needs.
-
-        Args:
-            now, began: of this exchange.
-            sent: when each other member's contribution was there.
-            signed: when the shard that each member reduces was there, this peer's own among them.
-            joined: when each other member's join was there; none in a group that has just been matched.
-            sealed: see `delayed_by`.
-        """
-        delayed_by = self.delayed_by(now, began, sent, joined, sealed)
+    def note(self, now: float, times: Arrivals) -> Waited:
+        """A round has all that it needs, by now."""
+        delayed_by, began = self.delayed_by(now, times), times.began
+        sent, signed, joined = times.sent, times.signed, times.joined
         since, self._ended, self._failed = self._ended if self._ended is not None else began, now, False
         if len(sent) < 2:  # of two members, each could be the slow one
             return Waited()
@@ -100,17 +91,12 @@ class Lateness:
         shards = {peer_id: late_s for peer_id, late_s in beyond.items() if late_s > most_s}
         return Waited(contributions, shards, delayed_by, joins)
 
-    def delayed_by(
-        self, now: float, began: float, sent: Mapping[str, float], joined: Mapping[str, float],
-        sealed: Mapping[str, float],
-    ) -> frozenset[str]:  # fmt: skip
+    def delayed_by(self, now: float, times: Arrivals) -> frozenset[str]:
         """The members that explain why this peer is late itself, as far as all has come by now: those whose join came
         when most others had begun without it being late there, and the one whose contribution came last. A member that
         all had to wait for explains nothing, although its join was late.
-
-        Args:
-            sealed: when each other member had signed its contribution, which it does once all have joined it.
         """
+        began, sent, joined = times.began, times.sent, times.joined
         if len(sent) < 2:
             return frozenset()
         since = began if self._failed or self._ended is None else self._ended
@@ -119,7 +105,7 @@ class Lateness:
         if sent[last] - median_low([began, *sent.values()]) > excused_s:
             found.add(last)
         for peer_id, at in joined.items():
-            begun = sum(there < at for other, there in sealed.items() if other != peer_id)
+            begun = sum(there < at for other, there in times.sealed.items() if other != peer_id)
             if 2 * begun > len(joined) - 1 and at - median_low(joined.values()) > excused_s:
                 found.add(peer_id)
         return frozenset(found)

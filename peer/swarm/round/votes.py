@@ -60,7 +60,7 @@ class VoteCount:
         parts of a swarm would each leave for the other if what each sees of its own branch lacked a signer.
         """
         now = self._clock()
-        until = now + LAST_VOTE_SHARE * (now - self._buffers.began)
+        until = now + LAST_VOTE_SHARE * (now - self._buffers.times.began)
         while self._waiting and (came := await self._next(max(0.0, until - self._clock()))) is not None:
             self.signatures.update(came)
         return self.signatures

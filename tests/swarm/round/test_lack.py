@@ -18,8 +18,8 @@ BEGAN, DEADLINE = 100.0, 110.0
 async def buffers(sent=None, signed=None, voted=(), useless=()):
     """A round of four members, in which this much came, at these times."""
     found = RoundBuffers(ORDER, 0, ReduceFormat(400, compressor("int8"), 1024))
-    found.began, found.deadline, found.useless = BEGAN, DEADLINE, set(useless)
-    found.came |= {"contribution": sent or {}, "reduced": signed or {}}
+    found.times.began, found.deadline, found.useless = BEGAN, DEADLINE, set(useless)
+    found.times.came |= {"contribution": sent or {}, "reduced": signed or {}}
     for peer_id, inbox in found.inboxes.items():
         for future in (inbox.sent, *inbox.contributed) if peer_id in (sent or {}) else ():
             deliver(future, object())

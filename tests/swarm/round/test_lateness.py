@@ -6,10 +6,16 @@ import pytest
 
 from peer.protocol.records import dump_json, parse_json
 from peer.protocol.wire import VoteMessage
+from peer.swarm.round.arrivals import Arrivals
 from peer.swarm.round.lateness import EXCUSE, SHARE, Lateness, Waited
 from peer.swarm.runtime.timing import STANDARD
 
 LATE_S, BEGAN = STANDARD.late_s, 1000.0
+
+
+def arrivals(began, sent=(), signed=(), joined=(), sealed=()):
+    came = {"contribution": dict(sent), "reduced": dict(signed), "vote": {}}
+    return Arrivals(began=began, joined=dict(joined), sealed=dict(sealed), came=came)
 
 
 def waited(sent, reduced=None, *, interval_s=6.0, own_s=0.1):
@@ -17,8 +23,8 @@ def waited(sent, reduced=None, *, interval_s=6.0, own_s=0.1):
     lateness, last = Lateness(LATE_S), BEGAN + max(sent.values())
     signed = {**{name: last + (reduced or {}).get(name, 0.1) for name in sent}, "me": last + own_s}
     now = max(signed.values())
-    lateness.note(now - interval_s, now - interval_s, {}, {}, {}, {})
-    return lateness.note(now, BEGAN, {name: BEGAN + seconds for name, seconds in sent.items()}, signed, {}, {})
+    lateness.note(now - interval_s, arrivals(now - interval_s))
+    return lateness.note(now, arrivals(BEGAN, {name: BEGAN + seconds for name, seconds in sent.items()}, signed))
 
 
 def test_who_sends_its_contribution_late_is_named_with_the_seconds_beyond_the_usual():
@@ -80,9 +86,9 @@ def test_a_join_that_came_when_most_had_begun_explains_why_this_member_began_lat
     for seconds, names in ((0.9 * EXCUSE * LATE_S, ""), (1.1 * EXCUSE * LATE_S, "x")):
         joined = {"a": BEGAN - seconds, "b": BEGAN - seconds, "x": BEGAN}
         others = {"a": BEGAN - 0.1, "b": BEGAN - 0.1, "x": BEGAN + 0.1}
-        assert lateness.note(BEGAN + 0.2, BEGAN, sent, signed, joined, others).delayed_by == set(names)
+        assert lateness.note(BEGAN + 0.2, arrivals(BEGAN, sent, signed, joined, others)).delayed_by == set(names)
         waiting = others | {"b": BEGAN + 0.1}  # b has waited for the same join
-        assert lateness.note(BEGAN + 0.2, BEGAN, sent, signed, joined, waiting).delayed_by == set()
+        assert lateness.note(BEGAN + 0.2, arrivals(BEGAN, sent, signed, joined, waiting)).delayed_by == set()
 
 
 def test_of_contributions_the_last_explains_a_late_shard():
@@ -93,15 +99,15 @@ def test_of_contributions_the_last_explains_a_late_shard():
 def test_after_a_round_that_failed_the_time_since_the_last_one_allows_no_more():
     lateness, sent = Lateness(LATE_S), {"a": BEGAN, "b": BEGAN, "x": BEGAN + 3.0}
     signed = dict.fromkeys(("a", "b", "x", "me"), BEGAN + 3.1)
-    lateness.note(BEGAN - 60.0, BEGAN - 60.0, {}, {}, {}, {})
-    assert lateness.note(BEGAN + 3.2, BEGAN, sent, signed, {}, {}) == Waited()
-    lateness.note(BEGAN - 60.0, BEGAN - 60.0, {}, {}, {}, {})
+    lateness.note(BEGAN - 60.0, arrivals(BEGAN - 60.0))
+    assert lateness.note(BEGAN + 3.2, arrivals(BEGAN, sent, signed)) == Waited()
+    lateness.note(BEGAN - 60.0, arrivals(BEGAN - 60.0))
     lateness.failed()
-    assert lateness.note(BEGAN + 3.2, BEGAN, sent, signed, {}, {}) == Waited(delayed_by=frozenset("x"))
+    assert lateness.note(BEGAN + 3.2, arrivals(BEGAN, sent, signed)) == Waited(delayed_by=frozenset("x"))
 
 
 def test_who_joins_late_is_noted_for_what_its_last_vote_says():
     lateness, joined = Lateness(LATE_S), {"a": BEGAN - 5.0, "b": BEGAN - 5.0, "x": BEGAN}
     sent, signed = dict.fromkeys("abx", BEGAN), dict.fromkeys(("a", "b", "x", "me"), BEGAN + 0.1)
-    lateness.note(BEGAN - 9.8, BEGAN - 9.8, {}, {}, {}, {})
-    assert lateness.note(BEGAN + 0.2, BEGAN, sent, signed, joined, {}).joins == {"x": 5.0}
+    lateness.note(BEGAN - 9.8, arrivals(BEGAN - 9.8))
+    assert lateness.note(BEGAN + 0.2, arrivals(BEGAN, sent, signed, joined)).joins == {"x": 5.0}

@@ -1,0 +1,64 @@
+"""What this peer says of a round that it gives up, and what it hears the others say."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from peer.outer.round import RoundAborted
+from peer.protocol.wire import AbortMessage
+from peer.swarm.net.node import Node
+from peer.swarm.round.giving_up import GaveUpError, Lack, StalledError, seen_at
+from peer.swarm.round.inbox import RoundBuffers
+from peer.swarm.round.lateness import Lateness
+from peer.swarm.round.observer import RoundObserver
+from peer.swarm.round.persistent_group import PersistentGroup
+from peer.swarm.round.signatures import GroupsDifferError
+
+
+class OwnWords:
+    """Finds them, and hands them to the observer as those of the others."""
+
+    def __init__(self, node: Node, observer: RoundObserver, lateness: Lateness) -> None:
+        self._node, self._observer, self._lateness, self._clock = node, observer, lateness, node.clock
+
+    def gives_up(self, persistent: PersistentGroup, abort: RoundAborted, lack: Lack | None) -> RoundAborted:
+        """-> the same, with what this peer lacks, for the others."""
+        if lack is None:
+            return abort
+        self._observer.gave_up(persistent, self._node.peer_id, lack, self._lost_s(persistent.buffers))
+        return StalledError(abort, lack)
+
+    def of_failed(self, persistent: PersistentGroup, buffers: RoundBuffers, abort: RoundAborted) -> RoundAborted:
+        """-> the same, with what the exchange had or lacked by now."""
+        if abort.useless is not None and abort.culprit is not None:
+            buffers.useless.add((abort.useless, abort.culprit))
+        own_id = self._node.peer_id
+        own = abort.culprit == own_id and not isinstance(abort, GaveUpError)
+        lack = (None if own else buffers.lack(self._clock())) or seen_at(abort, own_id, buffers.lack_of)
+        return self.gives_up(persistent, abort, self._with_delay(buffers, lack))
+
+    async def of_differing(
+        self, persistent: PersistentGroup | None, buffers: RoundBuffers, differ: GroupsDifferError
+    ) -> RoundAborted:
+        """Why the groups differ, if that is known at once: the others wait for the words of this peer."""
+        buffers.useless.add(("contribution", differ.remote))
+        explaining = self._node.spawn(self._observer.explain(persistent, buffers, differ))
+        await asyncio.wait([explaining], timeout=self._node.timing.stall_words_s / 2)
+        if explaining.done() and not explaining.cancelled() and explaining.exception() is None:
+            return explaining.result()
+        return RoundAborted("exchange", differ.reason, differ.remote)  # the two are in dispute
+
+    def heard(self, persistent: PersistentGroup, remote: str, message: AbortMessage) -> None:
+        """Another member gave the round up, and said this."""
+        self._observer.gave_up(persistent, remote, Lack.said(message), self._lost_s(persistent.buffers))
+
+    def _with_delay(self, buffers: RoundBuffers, lack: Lack | None) -> Lack | None:
+        """The same, with the members that had delayed this peer, where contributions do not say so themselves."""
+        if lack is None or lack.stage in ("contribution", "join") or buffers.lacks("contribution"):
+            return lack
+        return replace(lack, delayed_by=self._lateness.delayed_by(self._clock(), buffers.times))
+
+    def _lost_s(self, buffers: RoundBuffers) -> float:
+        """What a round that fails now has cost: since its exchange began, or the first member was ready for it."""
+        return max(0.0, self._clock() - (buffers.times.began or buffers.times.opened))

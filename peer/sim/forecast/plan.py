@@ -109,7 +109,7 @@ def forecast(label: str, recipe: Recipe, subject: Subject, goal_tokens: float | 
     """What one recipe costs these peers; its model is that of the simulator."""
     peers, layout = subject.peers, subject.layout
     joined = as_joined(recipe, subject.wait_s)
-    found = steady(joined, layout, peers.profiles, peers.step_s)
+    found = steady(joined, layout, peers.profiles, peers.step_s, layerwise=False)
     waits = recipe.payload == "gradient" or recipe.votes is not None
     step_s = peers.step_s * recipe.gradients_per_step
     steps_s = found.steps_s if waits else sum(profile.speed for profile in peers.profiles) / step_s

@@ -48,17 +48,19 @@ class Steady:
 
 
 def steady(
-    recipe: Recipe, layout: FlatLayout, profiles: Profiles, step_s: float, window: tuple[int, int] | None = None
+    recipe: Recipe, layout: FlatLayout, profiles: Profiles, step_s: float, window: tuple[int, int] | None = None,
+    *, layerwise: bool = True,
 ) -> Steady:
     """Utilisation, speed and traffic between two steps: start and end are in both runs and cancel.
 
     Args:
         window: (first, last) step of each peer; None: two rounds after the first, once the recipe has warmed up.
+        layerwise: layers are sent one by one during steps, which the peers of `atoll join` do not.
     """
     first, last = window or _window(recipe, profiles)
-    early, late = (_run(recipe, layout, profiles, step_s, steps) for steps in (first, last))
+    early, late = (_run(recipe, layout, profiles, step_s, steps, layerwise) for steps in (first, last))
     if late[1] <= early[1]:  # both ended with the same long exchange
-        return steady(recipe, layout, profiles, step_s, (last, 4 * last))
+        return steady(recipe, layout, profiles, step_s, (last, 4 * last), layerwise=layerwise)
     busy_s, present_s, seconds, steps, fastest, sent, groups = (b - a for a, b in zip(early, late, strict=True))
     return Steady(
         utilisation=busy_s / present_s, steps_s=steps / seconds, fastest_steps_s=fastest / seconds,
@@ -67,7 +69,8 @@ def steady(
 
 
 def limit_of(recipe: Recipe, layout: FlatLayout, profiles: Profiles, step_s: float, found: Steady) -> str:
-    """What keeps the peers from computing: that of which the removal helps most; `computing` where they do little else.
+    """What keeps the peers of `atoll join` from computing: that of which the removal helps most; `computing` where they
+    do little else.
     """
     if found.utilisation >= BUSY:
         return "computing"
@@ -76,7 +79,7 @@ def limit_of(recipe: Recipe, layout: FlatLayout, profiles: Profiles, step_s: flo
         relieved = [_RELIEFS[name](profile) for profile in profiles]
         if relieved == list(profiles):
             return 0.0
-        return steady(recipe, layout, relieved, step_s).utilisation - found.utilisation
+        return steady(recipe, layout, relieved, step_s, layerwise=False).utilisation - found.utilisation
 
     gains = {name: helps(name) for name in ("bandwidth", "latency", "slowest peer")}
     best = max(gains, key=gains.__getitem__)
@@ -113,10 +116,13 @@ def _window(recipe: Recipe, profiles: Profiles) -> tuple[int, int]:
     return warm + first * period, warm + last * period
 
 
-def _run(recipe: Recipe, layout: FlatLayout, profiles: Profiles, step_s: float, steps: int) -> tuple[float, ...]:
+def _run(
+    recipe: Recipe, layout: FlatLayout, profiles: Profiles, step_s: float, steps: int, layerwise: bool
+) -> tuple[float, ...]:
     setup = SimulationSetup(
-        recipe=recipe, inner=InnerSpec(), profiles=tuple(profiles), tokens=len(profiles) * steps, step_s=step_s
-    )
+        recipe=recipe, inner=InnerSpec(), profiles=tuple(profiles), tokens=len(profiles) * steps, step_s=step_s,
+        layerwise=layerwise,
+    )  # fmt: skip
     simulation = Simulation(setup, None, layout, tokens_per_step=1)
     result = simulation.run()
     busy_s = sum(replica.busy_s for replica in simulation.replicas)

@@ -10,7 +10,14 @@ from peer.outer.policy.regular import Event
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.topology.topologies import Links
 from peer.sim.round.contribution import CommittedRound, Contribution
-from peer.sim.world.network import gather_seconds, gather_traffic, pair_seconds, reduce_seconds, reduce_traffic
+from peer.sim.world.network import (
+    agreement_seconds,
+    gather_seconds,
+    gather_traffic,
+    pair_seconds,
+    reduce_seconds,
+    reduce_traffic,
+)
 from peer.sim.world.scenario import PeerProfile
 
 State = Literal["gathering", "exchanging", "done"]
@@ -63,7 +70,7 @@ class ExchangeCost:
         self._anchor_bytes = anchor_bytes if recipe.gossips and recipe.payload == "delta" else ()
 
     def seconds(self, round: SimRound, update_bytes: float) -> float:
-        """From the start of the exchange until every member has the result."""
+        """From the start of the exchange until every member has agreed to the result."""
         return self._seconds(round, self._payloads(round), update_bytes)
 
     def latency_s(self, round: SimRound) -> float:
@@ -74,11 +81,12 @@ class ExchangeCost:
         profiles = [self._profiles[member] for member in round.members]
         if len(profiles) < 2:
             return 0.0
+        agreeing_s = agreement_seconds(profiles)
         if len(profiles) == 2 and self._gossips:
-            return pair_seconds(profiles[0], profiles[1], payloads[0], payloads[1])
+            return agreeing_s + pair_seconds(profiles[0], profiles[1], payloads[0], payloads[1])
         if self._gossips or self._recipe.exchange == "gather":
-            return gather_seconds(profiles, payloads)
-        return reduce_seconds(profiles, max(payloads), update_bytes, self._shares_of(round.members))
+            return agreeing_s + gather_seconds(profiles, payloads)
+        return agreeing_s + reduce_seconds(profiles, max(payloads), update_bytes, self._shares_of(round.members))
 
     def traffic(self, round: SimRound, update_bytes: float) -> dict[int, float]:
         """Bytes that each member sends."""

@@ -3,8 +3,8 @@
 The backbone is never the bottleneck: what a member sends is bounded by its uplink, what it receives by its downlink
 (full duplex), and each connection by loss and round-trip time. All transfers of a phase run at once, each at a rate
 in proportion to its size, which is the best that any schedule reaches; then a phase takes as long as the slowest
-uplink, downlink or connection, and the longest one-way latency comes on top. Where packets are lost, the first
-exchange of a set of members takes O(members^2) time.
+uplink, downlink or connection, and the longest one-way latency comes on top. Connections start slowly, once in each
+exchange. Where packets are lost, the first exchange of a set of members takes O(members^2) time.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ Floats = NDArray[np.float64]
 
 SEGMENT_BYTES = 1460                # TCP payload of one 1500-byte packet over IPv4
 MATHIS_CONSTANT = math.sqrt(3 / 2)  # periodic loss, every packet acknowledged; delayed acknowledgements: sqrt(3/4)
+FIRST_WINDOW_BYTES = 10 * SEGMENT_BYTES  # of a connection, RFC 6928; and after a long pause (RFC 2861)
 STREAMS = 1                         # libp2p carries all streams between two peers over one TCP connection
 
 
@@ -44,9 +45,32 @@ def connection_unit_s(sender: PeerProfile, receiver: PeerProfile, streams: int =
     return _unit_s(latency_s, 1 - (1 - sender.loss) * (1 - receiver.loss), streams)
 
 
+def slow_start_seconds(num_bytes: float, seconds: float, round_trip_s: float) -> float:
+    """What a transfer takes longer than `seconds`, its time at the full rate, as its connection starts slowly.
+
+    The window W doubles each round trip from FIRST_WINDOW_BYTES until it holds rate x round trip. W - first bytes are
+    sent in log2(W / first) round trips; fewer, n, in log2(n / first + 1).
+    """
+    if round_trip_s <= 0.0 or num_bytes <= 0.0:
+        return 0.0
+    window = num_bytes * round_trip_s / seconds if seconds > 0.0 else math.inf
+    if window <= FIRST_WINDOW_BYTES:
+        return 0.0
+    if num_bytes + FIRST_WINDOW_BYTES < window:
+        return max(0.0, round_trip_s * math.log2(num_bytes / FIRST_WINDOW_BYTES + 1.0) - seconds)
+    return round_trip_s * (math.log2(window / FIRST_WINDOW_BYTES) - 1.0 + FIRST_WINDOW_BYTES / window)
+
+
+def agreement_seconds(profiles: Sequence[PeerProfile]) -> float:
+    """Seconds in which members say before an exchange that they take part, and vote after it: words from all to all."""
+    return 2.0 * _farthest_s(profiles)
+
+
 def send_seconds(sender: PeerProfile, receiver: PeerProfile, num_bytes: float, streams: int = STREAMS) -> float:
-    """Seconds until the last of `num_bytes` has arrived: num_bytes / effective_rate + l_i + l_j."""
-    return num_bytes / effective_rate(sender, receiver, streams) + sender.latency_s + receiver.latency_s
+    """Seconds until the last of `num_bytes` has arrived: num_bytes / effective_rate + l_i + l_j, and slow start."""
+    seconds = num_bytes / effective_rate(sender, receiver, streams)
+    latency_s = sender.latency_s + receiver.latency_s
+    return seconds + latency_s + slow_start_seconds(num_bytes, seconds, 2.0 * latency_s)
 
 
 def pair_seconds(
@@ -91,7 +115,9 @@ def reduce_seconds(
         profiles, sent=update_bytes * shards * others, received=update_bytes * (1 - shards),
         connections_s=float((update_bytes * shards * slowest).max()),
     )
-    return scatter_s + return_s
+    latency_s = _farthest_s(profiles)
+    start_s = slow_start_seconds(payload_bytes * float(shards.max()), scatter_s, 2.0 * latency_s)
+    return scatter_s + return_s + start_s + 2.0 * latency_s
 
 
 def gather_seconds(
@@ -112,10 +138,12 @@ def gather_seconds(
     if len(profiles) < 2:
         return 0.0
     own = np.asarray(payload_bytes, dtype=np.float64)
-    return _phase_s(
+    seconds = _phase_s(
         profiles, sent=gather_traffic(payload_bytes), received=own.sum() - own,
         connections_s=float((own * _slowest_unit_s(tuple(profiles), streams)).max()),
     )
+    latency_s = _farthest_s(profiles)
+    return seconds + latency_s + slow_start_seconds(float(own.max()), seconds, 2.0 * latency_s)
 
 
 def reduce_traffic(
@@ -165,11 +193,16 @@ def _unit_s(latency_s: float, loss: float, streams: int) -> float:
 
 
 def _phase_s(profiles: Sequence[PeerProfile], *, sent: Floats, received: Floats, connections_s: float) -> float:
+    """Without latency."""
     up = np.array([profile.up_bytes_s for profile in profiles])
     down = np.array([profile.down_bytes_s for profile in profiles])
-    slowest_s = max(float((sent / up).max()), float((received / down).max()), connections_s)
+    return max(float((sent / up).max()), float((received / down).max()), connections_s)
+
+
+def _farthest_s(profiles: Sequence[PeerProfile]) -> float:
+    """One way between the two members that are farthest from each other."""
     farthest, second = sorted((profile.latency_s for profile in profiles), reverse=True)[:2]
-    return slowest_s + farthest + second
+    return farthest + second
 
 
 @lru_cache(maxsize=16)

@@ -42,11 +42,11 @@ def timed(
 # ---- exchanges that block
 
 
-def test_a_blocking_round_takes_two_transfers_and_two_latencies():
+def test_a_blocking_round_takes_two_transfers_and_four_latencies():
     result, _ = timed("diloco:steps_per_round=5", (FAR, FAR), 10)
-    # Each sends half of 4000 bytes, then half of the mean: 2 s + 0.1 s, twice.
-    assert result.virtual_seconds == pytest.approx(10 + 2 * 4.2)
-    assert result.utilization == pytest.approx(10 / 18.4)
+    # Each sends half of 4000 bytes, then half of the mean: 2 s + 0.1 s, twice; joins and votes take 0.1 s each.
+    assert result.virtual_seconds == pytest.approx(10 + 2 * 4.4)
+    assert result.utilization == pytest.approx(10 / 18.8)
     assert result.bytes_sent_per_peer == 2 * BYTES
     assert result.tally.committed == 2
 
@@ -54,8 +54,8 @@ def test_a_blocking_round_takes_two_transfers_and_two_latencies():
 def test_a_gather_sends_everything_to_everybody_in_one_go():
     reduced, _ = timed("diloco:steps_per_round=5", (FAR,) * 3, 5)
     gathered, _ = timed("diloco:steps_per_round=5,exchange=gather", (FAR,) * 3, 5)
-    assert reduced.virtual_seconds == pytest.approx(5 + 2 * (2 / 3 * 4 + 0.1))
-    assert gathered.virtual_seconds == pytest.approx(5 + 2 * 4 + 0.1)
+    assert reduced.virtual_seconds == pytest.approx(5 + 2 * (2 / 3 * 4 + 0.1) + 0.2)
+    assert gathered.virtual_seconds == pytest.approx(5 + 2 * 4 + 0.1 + 0.2)
     assert (reduced.bytes_sent_per_peer, gathered.bytes_sent_per_peer) == (pytest.approx(BYTES * 4 / 3), 2 * BYTES)
 
 
@@ -130,7 +130,7 @@ def test_gradients_travel_while_the_backward_pass_goes_on():
 def test_latency_is_not_hidden_by_the_layers_before():
     far = PeerProfile(up_bytes_s=1e4, down_bytes_s=1e4, latency_s=0.05)
     result, _ = timed("ddp", (far, far), 8, layerwise=True)
-    assert result.utilization == pytest.approx(1 / (1 + 0.1 + 0.2))
+    assert result.utilization == pytest.approx(1 / (1 + 0.1 + 4 * 0.1))
 
 
 @pytest.mark.parametrize(("layers", "fragments", "period"), [(6, 2, 10), (12, 4, 10), (12, 4, 40)])

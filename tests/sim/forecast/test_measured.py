@@ -33,7 +33,7 @@ def test_utilisation_is_within_15_percent_of_what_was_measured(row) -> None:
     peers = PlannedPeers(profiles=(*[profile] * (PEERS - 1), last), step_s=STEP_S, price=None)
     recipe, layout = resolve(manifest.recipe), meta_layout(manifest)
     if row["waits"]:  # as published, and as `atoll join` never does
-        predicted = steady(recipe, layout, peers.profiles, STEP_S).utilisation
+        predicted = steady(recipe, layout, peers.profiles, STEP_S, layerwise=False).utilisation
     else:
         wait_s = manifest.rounds.straggler_wait_s
         subject = Subject(name="", layout=layout, tokens_per_step=1, peers=peers, wait_s=wait_s)

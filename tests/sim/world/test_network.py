@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peer.sim.world.network import (
+    agreement_seconds,
     connection_unit_s,
     effective_rate,
     gather_seconds,
@@ -18,6 +19,7 @@ from peer.sim.world.network import (
     reduce_traffic,
     ring_allreduce_bytes,
     send_seconds,
+    slow_start_seconds,
 )
 from peer.sim.world.scenario import PeerProfile, load_scenario
 
@@ -75,8 +77,35 @@ def test_a_reduce_waits_for_the_slowest_in_each_phase():
 
 def test_the_longest_one_way_is_paid_once_in_each_phase():
     members = [link(latency_s=seconds) for seconds in (0.1, 0.5, 0.25)]
-    assert reduce_seconds(members, 1e9, 1e9) == 2 * 0.75
-    assert gather_seconds(members, [1e9] * 3) == 0.75
+    assert reduce_seconds(members, 0, 0) == 2 * 0.75
+    assert gather_seconds(members, [0] * 3) == 0.75
+    assert agreement_seconds(members) == 2 * 0.75
+
+
+@given(
+    num_bytes=st.floats(1.0, 1e9), rate=st.floats(1e3, 1e9), round_trip_s=st.floats(0.001, 1.0),
+)
+def test_a_connection_that_starts_slowly_doubles_its_window_each_round_trip(num_bytes, rate, round_trip_s):
+    """Against windows that are counted one by one, each sent evenly over its round trip."""
+    sent, window, seconds = 0.0, 14_600.0, 0.0
+    while window < rate * round_trip_s and sent + window < num_bytes:
+        sent, window, seconds = sent + window, 2.0 * window, seconds + round_trip_s
+    seconds += (num_bytes - sent) / min(rate, window / round_trip_s)
+    lost_s = slow_start_seconds(num_bytes, num_bytes / rate, round_trip_s)
+    assert num_bytes / rate + lost_s == pytest.approx(seconds, abs=0.6 * round_trip_s)  # the formula doubles smoothly
+
+
+def test_what_a_slow_start_costs():
+    # 2 MB/s over 0.4 s hold 800 kB: 5.78 round trips until the window is as large, in which 785.4 kB are sent.
+    assert slow_start_seconds(4e6, 2.0, 0.4) == pytest.approx(0.4 * math.log2(800 / 14.6) - 785_400 / 2e6)
+    assert slow_start_seconds(43_800, 43_800 / 2e6, 0.4) == pytest.approx(2 * 0.4 - 0.0219)  # 14.6 and 29.2 kB
+    assert slow_start_seconds(43_800, 0.0, 0.4) == pytest.approx(2 * 0.4)
+    assert slow_start_seconds(4e6, 4e6 / 36_500, 0.4) == 0.0  # the first window holds what is under way
+    assert slow_start_seconds(4e6, 2.0, 0.0) == slow_start_seconds(0.0, 0.0, 0.4) == 0.0
+    members = [link(up=6e6, down=6e6, latency_s=0.1)] * 4  # three connections of 2 MB/s each
+    assert reduce_seconds(members, 16e6, 16e6) == pytest.approx(4.0 + 0.4 + slow_start_seconds(4e6, 2.0, 0.4))
+    assert gather_seconds(members, [4e6] * 4) == pytest.approx(2.0 + 0.2 + slow_start_seconds(4e6, 2.0, 0.4))
+    assert send_seconds(members[0], members[1], 12e6) == pytest.approx(2.2 + slow_start_seconds(12e6, 2.0, 0.4))
 
 
 def test_without_limits_nothing_takes_time():
@@ -102,8 +131,9 @@ def test_a_lossy_connection_bounds_each_phase_by_what_it_carries():
     # One unit of the lossy pair as above: 126757 B/s; with the others only one end loses packets.
     bad = [link(latency_s=0.025, loss=0.01)] * 2
     rate = 126_757.4
+    seconds = max(2e6 / rate, 9e6 / effective_rate(IDEAL, bad[0]))
     assert gather_seconds([*bad, IDEAL], [1e6, 2e6, 9e6]) == pytest.approx(
-        max(2e6 / rate, 9e6 / effective_rate(IDEAL, bad[0])) + 0.05, rel=1e-5)
+        seconds + 0.05 + slow_start_seconds(9e6, seconds, 0.1), rel=1e-5)
     # Shares .7, .2, .1: the second sends the first its part of .7; the first returns .7 of the update.
     assert reduce_seconds([*bad, IDEAL], 1e6, 5e5, [0.7, 0.2, 0.1]) == pytest.approx(
         0.7e6 / rate + 0.35e6 / rate + 0.1, rel=1e-5)
@@ -114,9 +144,10 @@ def test_a_connection_is_slow_towards_the_owner_of_a_part_in_both_phases():
     lossy = link(latency_s=0.05, loss=0.01)
     members = [IDEAL, IDEAL, lossy]
     unit_s = connection_unit_s(lossy, IDEAL)
-    assert reduce_seconds(members, 1e6, 1e5, [0.75, 0.25, 0.0]) == pytest.approx(0.75 * 1.1e6 * unit_s + 0.1)
+    start_s = slow_start_seconds(1e6, 1e6 * unit_s, 0.1)  # the same for each size, as windows are soon full
+    assert reduce_seconds(members, 1e6, 1e5, [0.75, 0.25, 0.0]) == pytest.approx(0.75 * 1.1e6 * unit_s + 0.1 + start_s)
     # It owns everything: each of the others sends it the whole payload and gets the whole update.
-    assert reduce_seconds(members, 1e6, 1e5, [0.0, 0.0, 1.0]) == pytest.approx(1.1e6 * unit_s + 0.1)
+    assert reduce_seconds(members, 1e6, 1e5, [0.0, 0.0, 1.0]) == pytest.approx(1.1e6 * unit_s + 0.1 + start_s)
 
 
 def test_traffic_of_a_reduce():

@@ -12,6 +12,7 @@ from benchmarks.race import (
     PEERS,
     Race,
     RaceRow,
+    RunSetup,
     draw_gaps,
     gap,
     most_rounds,
@@ -37,9 +38,7 @@ OUTER = f"outer_learning_rate=0.9,outer_momentum=0.7,{AVERAGE}"
 def measure(arguments: argparse.Namespace, say: Say) -> BenchReport:
     """Every codec at every reduction with what the search rule finds at a thousandth; the best ones are tuned."""
     check_count("--tokens", arguments.tokens, 1)
-    race = Race(
-        load_task(TASK), arguments.resume, arguments.jobs, arguments.seed, arguments.tokens, say, arguments.device
-    )
+    race = Race(load_task(TASK), arguments.resume, arguments.tokens, say, RunSetup.of(arguments))
     screen, steps = arguments.tokens // SCREEN, race.steps(arguments.tokens)
     baselines = race.run(race.baselines(screen), arguments.tokens)
     reference = reference_of(baselines)

@@ -86,13 +86,32 @@ def race_parser(name: str, description: str) -> argparse.ArgumentParser:
     return parser
 
 
+@dataclass(frozen=True, kw_only=True)
+class RunSetup:
+    """How the runs of a race are made.
+
+    Attributes:
+        jobs: runs at the same time.
+        device: of inner steps.
+    """
+
+    jobs: int = 1
+    seed: int = 0
+    device: str = "cpu"
+    peers: int = PEERS
+
+    @classmethod
+    def of(cls, arguments: argparse.Namespace, peers: int = PEERS) -> RunSetup:
+        """As the flags of `race_parser` say."""
+        check_count("--jobs", arguments.jobs, 1)
+        return cls(jobs=arguments.jobs, seed=arguments.seed, device=arguments.device, peers=peers)
+
+
 class Race:
     """Runs of one model, several at a time.
 
     Args:
         path: of all rows, which later sessions take over where model and text are the same; None: none are kept.
-        jobs: runs at the same time.
-        device: of inner steps.
         full: tokens of a run that is scored on all of the validation text; shorter ones are on its beginning.
 
     Attributes:
@@ -101,11 +120,9 @@ class Race:
     """
 
     def __init__(
-        self, manifest: RunManifest, path: Path | None, jobs: int, seed: int, full: int, say: Say, device: str = "cpu"
+        self, manifest: RunManifest, path: Path | None, full: int, say: Say, setup: RunSetup | None = None
     ) -> None:
-        check_count("--jobs", jobs, 1)
-        self._manifest, self._jobs, self._seed, self._full, self._say = manifest, jobs, seed, full, say
-        self._device = device
+        self._manifest, self._full, self._say, self._setup = manifest, full, say, setup or RunSetup()
         self._layout = layout = meta_layout(manifest)
         self.numel = layout.numel
         self._train, self._held_out = load_windows(manifest, (), ALL_TOKENS)
@@ -118,8 +135,8 @@ class Race:
 
     def _swarm(self, tokens: int) -> SwarmPlan:
         return build_swarm(
-            self._manifest, network="ideal", peers=PEERS, tokens=str(tokens), step_s=1.0, evaluations=1,
-            device=self._device,
+            self._manifest, network="ideal", peers=self._setup.peers, tokens=str(tokens), step_s=1.0, evaluations=1,
+            device=self._setup.device,
         )
 
     def run(self, labels: Sequence[str], tokens: int) -> list[RaceRow]:
@@ -129,7 +146,7 @@ class Race:
             UserError: a label that is none, or, once all others have ended, a run that failed.
         """
         swarm, windows = self._swarm(tokens), self._windows(tokens)
-        jobs = plan_jobs(swarm, [parse_label(label) for label in labels], [self._seed], swarm.steps_per_peer,
+        jobs = plan_jobs(swarm, [parse_label(label) for label in labels], [self._setup.seed], swarm.steps_per_peer,
                          self._layout)  # fmt: skip
         missing = list({job.digest: job for job in jobs if self._known(job, tokens) is None}.values())
         failed = []
@@ -140,7 +157,7 @@ class Race:
                         failed.append(f"{job.label}: {ended['note']}")
                         continue
                     kept = self.kept.keep(RaceRow(
-                        label=job.label, numel=self.numel, peers=PEERS, tokens=tokens, seed=self._seed,
+                        label=job.label, numel=self.numel, peers=swarm.peers, tokens=tokens, seed=self._setup.seed,
                         digest=job.digest, scored=len(windows[1].tokens) - 1, loss=ended["val_loss"],
                         reduction=ended["reduction_vs_ddp"], seconds=ended["wall_seconds"],
                         device=device_name(swarm.device) if swarm.device.type == "cuda" else "cpu",
@@ -169,15 +186,15 @@ class Race:
 
     @contextmanager
     def _rows_of(self, jobs: Sequence[Job], windows: WindowPair) -> Iterator[Iterator[tuple[Job, Row]]]:
-        if min(self._jobs, len(jobs)) == 1:
+        if min(self._setup.jobs, len(jobs)) == 1:
             yield ((job, run_job(job, windows)) for job in jobs)
             return
-        with Pool(self._jobs, windows, _Unwatched()) as pool:
+        with Pool(self._setup.jobs, windows, _Unwatched()) as pool:
             yield pool.run(jobs)
 
     def steps(self, tokens: int) -> int:
         """Of each peer."""
-        return tokens // (PEERS * self._manifest.tokens_per_step)
+        return tokens // (self._setup.peers * self._manifest.tokens_per_step)
 
     def best_inner(self, start: str, tokens: int) -> list[str]:
         """The best rate of each inner optimizer behind the label `start`, with a worse one tried on either side.
@@ -214,7 +231,9 @@ class Race:
 
     def _known(self, job: Job, tokens: int) -> RaceRow | None:
         scored = len(self._windows(tokens)[1].tokens) - 1
-        return self.kept.find(digest=job.digest, numel=self.numel, peers=PEERS, tokens=tokens, scored=scored)
+        return self.kept.find(
+            digest=job.digest, numel=self.numel, peers=self._setup.peers, tokens=tokens, scored=scored
+        )
 
 
 class _Unwatched:

@@ -13,6 +13,7 @@ from benchmarks.race import (
     PEERS,
     Race,
     RaceRow,
+    RunSetup,
     draw_gaps,
     gap,
     race_parser,
@@ -37,6 +38,7 @@ PUBLISHED = {numel: 100.0 * (diloco / together - 1.0) for numel, diloco, togethe
 def measure(arguments: argparse.Namespace, say: Say) -> BenchReport:
     """Both sides with their best rate at each size."""
     check_count("--tokens-each", arguments.tokens_each, 1)
+    check_count("--peers", arguments.peers, 2)
     notes = list[str]()
     rows: list[RaceRow] = []
     for size in dict.fromkeys(arguments.sizes):
@@ -44,7 +46,7 @@ def measure(arguments: argparse.Namespace, say: Say) -> BenchReport:
             raise UserError(f"--sizes {size}: no such size", f"known: {', '.join(SIZES)}")
         manifest = with_size(load_task(TASK), *SIZES[size])
         tokens = arguments.tokens_each * meta_layout(manifest).numel
-        race = Race(manifest, arguments.resume, arguments.jobs, arguments.seed, tokens, say, arguments.device)
+        race = Race(manifest, arguments.resume, tokens, say, RunSetup.of(arguments, arguments.peers))
         start = arguments.recipe + ("," if ":" in arguments.recipe else ":")
         screen = max(tokens // SCREEN, min(tokens, LEAST_SCREEN))
         labels = [start + settings for settings in race.best_inner(start, screen)]
@@ -53,8 +55,10 @@ def measure(arguments: argparse.Namespace, say: Say) -> BenchReport:
     gaps = by_size(rows)
     if arguments.plot is not None:
         lines = {f"here: {arguments.recipe}": gaps, "DiLoCo as published: a thirtieth": PUBLISHED}
-        draw_gaps(arguments.plot, "The gap by the size of the model, 4 peers", "parameters of the model", {}, lines)
+        title = f"The gap by the size of the model, {arguments.peers} peers"
+        draw_gaps(arguments.plot, title, "parameters of the model", {}, lines)
     options = ("--sizes", *arguments.sizes, "--tokens-each", str(arguments.tokens_each), "--recipe", arguments.recipe)
+    options += ("--peers", str(arguments.peers)) * (arguments.peers != PEERS)
     return BenchReport(
         name=NAME, about=ABOUT, seed=arguments.seed, options=options, samples={},
         figures=tuple(Figure(name=f"{numel:,} parameters: gap", value=gap, unit="%") for numel, gap in gaps.items()),
@@ -62,10 +66,11 @@ def measure(arguments: argparse.Namespace, say: Say) -> BenchReport:
             (f"{numel:,}", *line) for numel in gaps for line in ranking([row for row in rows if row.numel == numel])
         )),
         notes=(
-            f"{PEERS} simulated peers, {TASK} with other sizes, {arguments.tokens_each} tokens a parameter, so that "
-            "a larger model has more rounds, too. Rates of both inner optimizers of both sides were searched on a "
-            f"quarter of the tokens, at least {LEAST_SCREEN:,}, as in search. The picture has the published gaps of "
-            "DiLoCo beside them (fp32, every 30 steps, 20 tokens a parameter; Charles et al. 2025, arXiv 2503.09799)."
+            f"{arguments.peers} simulated peers, {TASK} with other sizes, {arguments.tokens_each} tokens a parameter, "
+            "so that a larger model has more rounds, too. Rates of both inner optimizers of both sides were searched "
+            f"on a quarter of the tokens, at least {LEAST_SCREEN:,}, as in search. The picture has the published gaps "
+            "of DiLoCo beside them (fp32, every 30 steps, 20 tokens a parameter; Charles et al. 2025, arXiv "
+            "2503.09799)."
             + "".join(f"\n{note}" for note in notes)
         ),
         more={"rows": documents(rows)},
@@ -97,6 +102,7 @@ if __name__ == "__main__":
     parser.add_argument("--sizes", nargs="+", default=list(SIZES)[:-1], metavar="SIZE", help=sizes)
     tokens = f"a parameter (default: {TOKENS_EACH})"
     parser.add_argument("--tokens-each", type=int, default=TOKENS_EACH, metavar="N", help=tokens)
+    parser.add_argument("--peers", type=int, default=PEERS, metavar="N", help=f"default: {PEERS}")
     parser.add_argument("--recipe", default="lagoon", metavar="LABEL", help="default: lagoon")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the gaps to this PNG")
     run_benchmark(parser, measure)

@@ -12,6 +12,7 @@ from benchmarks.race import (
     OPTIMIZERS,
     PEERS,
     Race,
+    RunSetup,
     gap,
     race_parser,
     ranking,
@@ -83,7 +84,7 @@ def descend(race: Race, tokens: int) -> list[str]:
 
 def measure(arguments: argparse.Namespace, say: Say) -> BenchReport:
     """Screen on a part of the tokens, train what the screen found best in full."""
-    race = Race(load_task(TASK), arguments.resume, arguments.jobs, arguments.seed, TOKENS, say, arguments.device)
+    race = Race(load_task(TASK), arguments.resume, TOKENS, say, RunSetup.of(arguments))
     screen = TOKENS // SCREEN
     baselines = race.baselines(screen)
     candidates = descend(race, screen)

@@ -60,7 +60,7 @@ def test_a_round_is_as_short_as_its_codec_allows(compressor, numel, reduction, s
 
 
 def test_a_run_sends_as_little_as_its_round_is_long_for(small):
-    race = Race(small, None, 1, 0, 40_960, print)
+    race = Race(small, None, 40_960, print)
     length = shortest_round("int8", race.numel, 10, race.steps(40_960))
     (row,) = race.run([f"diloco:steps_per_round={length},compressor=int8"], 40_960)
     assert (race.steps(40_960), length) == (40, 3)
@@ -73,7 +73,7 @@ def test_what_ran_is_kept_and_runs_once(small, tmp_path):
     labels = ["ddp:inner.learning_rate=0.008", "diloco:steps_per_round=2"]
 
     def race():
-        return Race(small, path, 1, 0, 8192, said.append)
+        return Race(small, path, 8192, said.append)
 
     first = race().run([*labels, labels[0]], 8192)
     assert [one.label for one in first] == [*labels, labels[0]]
@@ -88,7 +88,7 @@ def test_what_ran_is_kept_and_runs_once(small, tmp_path):
 
 def test_a_race_that_keeps_nothing_runs_each_label_once(small):
     said = []
-    race = Race(small, None, 1, 0, 8192, said.append)
+    race = Race(small, None, 8192, said.append)
     first = race.run(["ddp", "ddp"], 4096)
     assert race.run(["ddp"], 4096) == first[:1] == race.rows
     assert len(said) == 1
@@ -96,13 +96,13 @@ def test_a_race_that_keeps_nothing_runs_each_label_once(small):
 
 def test_a_report_names_the_device_of_rows_that_another_machine_measured(small, tmp_path):
     path = tmp_path / "rows"
-    first = Race(small, path, 1, 0, 8192, print)
+    first = Race(small, path, 8192, print)
     first.run(["ddp"], 4096)
     assert first.note() == ""
     line = json.loads(path.read_text())
     line["row"]["device"] = "NVIDIA H200"
     path.write_text(json.dumps(line) + "\n")
-    later = Race(small, path, 1, 0, 8192, print)
+    later = Race(small, path, 8192, print)
     later.run(["ddp"], 4096)
     assert later.note().splitlines() == [
         "Rows measured in an earlier session (`--resume`): 1.", "Inner steps of 1 rows on NVIDIA H200.",
@@ -110,7 +110,7 @@ def test_a_report_names_the_device_of_rows_that_another_machine_measured(small, 
 
 
 def test_what_a_label_cannot_be_is_said_before_anything_runs(small, tmp_path):
-    race = Race(small, tmp_path / "rows", 1, 0, 8192, print)
+    race = Race(small, tmp_path / "rows", 8192, print)
     with pytest.raises(UserError, match="outer_momentum=2"):
         race.run(["ddp:inner.learning_rate=0.008", "diloco:outer_momentum=2"], 8192)
     assert not (tmp_path / "rows").exists()
@@ -156,21 +156,21 @@ def test_a_search_keeps_the_better_value_of_each_knob_and_trains_different_parts
 
 
 def test_a_run_in_full_is_scored_on_all_of_the_text(small):
-    race = Race(small, None, 1, 0, 8192, print)
+    race = Race(small, None, 8192, print)
     (short,), (full,) = race.run(["ddp"], 4096), race.run(["ddp"], 8192)
     assert short.scored == 65_536 < full.scored
 
 
 def test_a_row_of_another_model_recipe_or_text_is_not_taken_over(small, tmp_path):
     path, said = tmp_path / "rows", []
-    Race(small, path, 1, 0, 4096, said.append).run(["diloco:steps_per_round=2"], 4096)
+    Race(small, path, 4096, said.append).run(["diloco:steps_per_round=2"], 4096)
     other = small.model_copy(update={"inner": small.inner.model_copy(update={"weight_decay": 0.3})})
-    Race(other, path, 1, 0, 4096, said.append).run(["diloco:steps_per_round=2"], 4096)
+    Race(other, path, 4096, said.append).run(["diloco:steps_per_round=2"], 4096)
     assert len(said) == 2
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     lines[0]["row"]["digest"] = "another recipe of that name"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    Race(small, path, 1, 0, 4096, said.append).run(["diloco:steps_per_round=2"], 4096)
+    Race(small, path, 4096, said.append).run(["diloco:steps_per_round=2"], 4096)
     assert len(said) == 3
 
 
@@ -178,7 +178,7 @@ def test_what_failed_is_said_once_the_others_have_ended(small, tmp_path, monkeyp
     ended = {"status": "ok", "note": "", "val_loss": 1.0, "reduction_vs_ddp": 1.0, "wall_seconds": 1.0}
     failed = {**ended, "status": "failed", "note": "out of memory"}
     monkeypatch.setattr(race_module, "run_job", lambda job, _: failed if job.recipe.name == "diloco" else ended)
-    race = Race(small, tmp_path / "rows", 1, 0, 4096, print)
+    race = Race(small, tmp_path / "rows", 4096, print)
     with pytest.raises(UserError, match="diloco: out of memory"):
         race.run(["diloco", "ddp"], 4096)
     assert [row.label for row in race.kept.rows] == ["ddp"]

@@ -29,7 +29,7 @@ MAX_CHUNKS = 2**24  # of a snapshot
 MAX_INDEXES = 64  # of one request
 
 # another member gave up, its stream ended, it has not joined yet, or something did not come in time
-Stage = Literal["word", "stream", "waiting", "join", "contribution", "reduced", "vote"]
+Stage = Literal["word", "stream", "waiting", "roster", "join", "contribution", "reduced", "vote"]
 
 StreamName = Annotated[str, Field(max_length=100)]
 

@@ -48,6 +48,7 @@ class Follower:
         self._node, self._directory, self._rosters, self._rounds = node, directory, rosters, rosters.rounds
         self._me, self._membership, self._invites, self._clock = me, membership, invites, node.clock
         self._followed_unknown = False
+        self.leader: str | None = None  # at which this peer waits now
         self._wasted: BoundedMap[str, tuple[float, int]] = BoundedMap(MAX_WASTEFUL)
 
     def begin(self) -> None:
@@ -61,7 +62,7 @@ class Follower:
     async def follow(self, leader: str, sealed: bytes, join: JoinMessage) -> Group | None:
         """Wait at a leader; None means: look again (the leader is dead, follows another, or disbanded)."""
         stream: FrameStream | None = None
-        began = self._clock()
+        began, self.leader = self._clock(), leader
         try:
             first = await unless(self._called_away(leader), self._hand_in(leader, sealed))
             if first is None:
@@ -81,6 +82,7 @@ class Follower:
         except ProtocolError as error:
             raise self._nonsense(leader, str(error)) from None
         finally:
+            self.leader = None
             if stream is not None:
                 stream.close()
         if reject is None:

@@ -60,6 +60,7 @@ class LineageRounds(RoundLoop[StateStore]):
         strategies = strategies_of(recipe, store.state.fragments, node.identity, lambda: store.history.chain)
         timeout_s = manifest.rounds.timeout_s
         self._exchange = Exchange(node, rosters, timeout_s, strategies, self._matchmaker.gathering, self._guard)
+        self._exchange.group_streams.following = lambda: self._matchmaker.following
         self.checkpoints = NewestCheckpoint.of(store.history.folder, manifest, context.organiser)
         self._checkpoint_exchange = CheckpointExchange(node, manifest.run_id, self.checkpoints)
         rules = ChainRules.of(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -23,7 +23,7 @@ from peer.protocol.wire import AbortMessage, Kind
 from peer.swarm.group.roster import RosterAuthority
 from peer.swarm.net.node import Node
 from peer.swarm.round.deadline import DeadlineEstimator, usual_duration
-from peer.swarm.round.giving_up import abort_message
+from peer.swarm.round.giving_up import GaveUpError, Lack, StalledError, abort_message
 from peer.swarm.round.group_streams import GroupStreams
 from peer.swarm.round.inbox import RoundBuffers
 from peer.swarm.round.lateness import Lateness
@@ -35,15 +35,27 @@ from peer.swarm.round.signatures import GroupsDifferError, MalformedError
 from peer.swarm.round.strategy import ExchangeStrategy
 from peer.swarm.round.votes import VoteCount
 from peer.swarm.runtime.buffer_pool import BufferPool
-from peer.swarm.runtime.futures import done_at
+from peer.swarm.runtime.futures import done_at, has_come
 from peer.swarm.runtime.tasks import cancel_and_wait, unless
 
 log = logging.getLogger(__name__)
+ALMOST = 0.9  # of the window to join: a member that has not come then is late, whoever ends the round
 
 
 async def never() -> None:
     """Default: never completes."""
     await asyncio.Event().wait()
+
+
+async def _before_most(
+    newcomer: Callable[[], Coroutine[Any, Any, None]], joins: Mapping[str, asyncio.Future[Any]]
+) -> None:
+    """Return for a newcomer while most joins are still to come. Later the others may have begun: a member that leaves
+    them then fails a round.
+    """
+    await newcomer()
+    if 2 * sum(map(has_come, joins.values())) >= len(joins):
+        await never()
 
 
 class Exchange:
@@ -113,14 +125,16 @@ class Exchange:
         times.joined = done_at(waiting, self._clock)
         times.sealed = done_at({peer_id: inbox.sent for peer_id, inbox in buffers.inboxes.items()}, self._clock)
         joining = asyncio.wait(waiting.values(), timeout=patience_s, return_when=asyncio.FIRST_EXCEPTION)
-        if (joined := await unless(newcomer(), joining)) is None:
-            raise RoundAborted("match", "others want to take part")
+        if (joined := await unless(_before_most(newcomer, waiting), joining)) is None:
+            left = RoundAborted("match", "others want to take part")
+            raise self._words.gives_up(persistent, left, buffers.waiting())
         done, late = joined
         broken = next((future.exception() for future in done if future.exception() is not None), None)
         if isinstance(broken, RoundAborted):
             abort = RoundAborted("match", broken.reason, broken.culprit)
-            late_joins = buffers.late_joins(self._clock() - patience_s / 2)
-            raise self._words.gives_up(persistent, abort, late_joins or buffers.waiting())
+            late_joins = buffers.late_joins(self._clock() - ALMOST * patience_s)
+            ended_by = broken.remote if isinstance(broken, GaveUpError) else broken.culprit
+            raise self._words.gives_up(persistent, abort, late_joins or buffers.waiting(ended_by))
         if late:
             names = sorted(peer_id for peer_id, future in waiting.items() if future in late)
             abort = RoundAborted("match", f"{', '.join(names)} did not come within {patience_s:.0f} s", names[0])
@@ -185,6 +199,8 @@ class Exchange:
         signature = self._node.identity.sign(VOTE_DOMAIN, bytes.fromhex(link_id)).hex()
         buffers.own.vote.set_result(buffers.waited.vote(link_id, signature))
         odd = partial(self._observer.odd_vote, buffers)
+        votes_at = {peer_id: inbox.vote for peer_id, inbox in buffers.inboxes.items()}
+        buffers.times.came["vote"] = done_at(votes_at, self._clock)
         with closing(VoteCount(buffers, link, {group.me: signature}, self._clock, odd)) as votes:
             try:
                 await votes.decide(self._node.timing.late_vote_s)
@@ -213,7 +229,8 @@ class Exchange:
         for peer_id, sender in buffers.senders.items():
             if self._group is not None and (sender.cancelled() or sender.exception() is not None):
                 # it may have ended in the middle of a frame: nothing more can be said on that stream
-                self._group.give_up(RoundAborted("commit", f"{peer_id} did not take all in time", peer_id))
+                unread = RoundAborted("commit", f"{peer_id} did not take all in time", peer_id)
+                self._group.give_up(StalledError(unread, Lack("stream", frozenset({peer_id}))))
                 self._observer.cost(peer_id, self._clock() - now)
 
     async def release(self, group: Group, abort: RoundAborted | None, position: Position | None = None) -> None:
@@ -235,7 +252,9 @@ class Exchange:
         if abort is None and position is not None and persistent.broken is None:
             self._advance(persistent, buffers, position)
             return
-        await self.dissolve(abort or RoundAborted("commit", "the round is over"), tell=abort is not None)
+        unread = persistent.broken if isinstance(persistent.broken, StalledError) else None
+        over = abort or unread or RoundAborted("commit", "the round is over")
+        await self.dissolve(over, tell=abort is not None)
 
     async def counted(self) -> None:
         """The round that this peer gave up last contains its contribution after all: what was lost of it was lost."""

@@ -14,10 +14,12 @@ class Lack:
     """What one member lacked when a round failed, or had late: the first stage that did, and of which members.
 
     `word`: that member gave up, and said why; `stream`: its stream ended, or broke the protocol, without a word;
-    `waiting`: it had not joined, and still could: this accuses no member.
+    `waiting`: it had not joined, and still could: this accuses no member; `roster`: it led the group, and told the
+    others alone who is in it.
 
     Attributes:
-        delayed_by: the members that explain why this one was late itself.
+        delayed_by: the members that explain why this one was late itself; of one that waited, the one that ended the
+            round for it.
     """
 
     stage: Stage
@@ -46,6 +48,12 @@ class StalledError(RoundAborted):
     def __init__(self, abort: RoundAborted, lack: Lack) -> None:
         super().__init__(abort.phase, abort.reason, abort.culprit)
         self.lack = lack
+
+
+def no_roster(leader: str) -> StalledError:
+    """A member exchanges in a group of which this peer has no roster: the leader may have withheld it from this one."""
+    abort = RoundAborted("match", f"no roster came from {leader}", leader)
+    return StalledError(abort, Lack("roster", frozenset({leader})))
 
 
 def seen_at(abort: RoundAborted, own_id: str, missing: Callable[[str], Lack | None]) -> Lack | None:

@@ -9,10 +9,11 @@ from collections.abc import Callable
 
 from peer.errors import ProtocolError
 from peer.outer.round import Group, RoundAborted
-from peer.protocol.wire import HelloMessage, Kind
+from peer.protocol.records import parse_json
+from peer.protocol.wire import MAX_MESSAGE_BYTES, AbortMessage, HelloMessage, Kind
 from peer.swarm.net.node import Node
 from peer.swarm.net.stream import FrameStream, StreamClosedError
-from peer.swarm.round.giving_up import abort_message
+from peer.swarm.round.giving_up import abort_message, no_roster
 from peer.swarm.round.persistent_group import PersistentGroup, abort_stream
 from peer.swarm.runtime.admission import Admission
 from peer.swarm.runtime.expiring import BoundedMap
@@ -27,15 +28,20 @@ class GroupStreams:
 
     Args:
         persistent: -> the group that this peer is in now.
+
+    Attributes:
+        following: -> the leader that owes this peer a roster, if one does.
     """
 
     def __init__(self, node: Node, run_id: str, persistent: Callable[[], PersistentGroup | None]) -> None:
         self._node, self._group = node, persistent
         self._name = f"atoll/{run_id[:16]}/round"
+        self.following: Callable[[], str | None] = lambda: None
         self._changed = asyncio.Condition()
         self._early = Admission(EARLY_STREAMS, EARLY_STREAMS_OF_ONE)
         self._declined: deque[str] = deque(maxlen=DECLINED_KEPT)
-        self._ended: BoundedMap[str, tuple[set[str], RoundAborted]] = BoundedMap(ENDED_KEPT)
+        self._unknown: deque[str] = deque(maxlen=DECLINED_KEPT)
+        self._ended: BoundedMap[str, tuple[PersistentGroup, set[str], RoundAborted]] = BoundedMap(ENDED_KEPT)
 
     async def start(self) -> None:
         await self._node.serve(self._name, "round", self._on_stream)
@@ -65,7 +71,7 @@ class GroupStreams:
         """A member that connects after the group ended was suspended while holding an old roster: tell it once, so that
         it joins the others. Otherwise it would wait for them until its deadline.
         """
-        self._ended[persistent.identifier] = set(persistent.members), abort
+        self._ended[persistent.identifier] = persistent, set(persistent.members), abort
         self._node.spawn(self.changed())
 
     async def _decline(self, peer_id: str, group_id: str, abort: RoundAborted) -> None:
@@ -79,13 +85,21 @@ class GroupStreams:
 
     async def _on_stream(self, stream: FrameStream) -> None:
         hello = await stream.receive_message(Kind.HELLO, HelloMessage, self._node.timing.first_frame_s)
+        if hello.group_id in self._unknown:
+            return  # as this peer has said to all that spoke for it while a roster could still come
         persistent = await self._group_of(hello.group_id, stream.remote)
         if persistent is None and hello.group_id in self._declined:
             return  # the refusal is under way; it has not arrived yet
-        members, abort = self._ended.get(hello.group_id, (set(), None))
-        if persistent is None and abort is not None and stream.remote in members:
-            members.remove(stream.remote)
-            await self._decline(stream.remote, hello.group_id, abort)
+        if persistent is None and (known := self._ended.get(hello.group_id)) is not None:
+            ended, members, abort = known
+            if stream.remote in members:
+                members.remove(stream.remote)
+                self._node.spawn(self._decline(stream.remote, hello.group_id, abort))
+                await _last_words(ended, stream, self._node.timing.first_frame_s)
+                return
+        if persistent is None and (leader := self.following()) is not None:
+            self._unknown.append(hello.group_id)
+            await self._decline(stream.remote, hello.group_id, no_roster(leader))
             return
         if persistent is None:
             raise ProtocolError(f"{stream.remote} speaks for group {hello.group_id[:12]}, which it is not expected in")
@@ -107,7 +121,15 @@ class GroupStreams:
                     raise ProtocolError(f"too many streams wait for unknown groups: {self._early.usage(remote)}")
                 try:
                     async with self._changed:
-                        await asyncio.wait_for(self._changed.wait_for(settled), self._node.timing.first_frame_s)
+                        await asyncio.wait_for(self._changed.wait_for(settled), self._node.timing.late_roster_s)
                 except TimeoutError:
                     return None
         return known()
+
+
+async def _last_words(ended: PersistentGroup, stream: FrameStream, timeout_s: float) -> None:
+    """Why a member gives up a round that this peer has given up already, if that is what it says."""
+    with contextlib.suppress(StreamClosedError, ProtocolError):
+        async with stream.within(timeout_s, "said nothing"):
+            _, body = await stream.receive({Kind.ABORT: MAX_MESSAGE_BYTES})
+        ended.hear(stream.remote, parse_json(AbortMessage, body))

@@ -279,10 +279,14 @@ class RoundBuffers:
         begun = 2 * sum(has_come(inbox.sent) for inbox in self.inboxes.values()) > len(self.inboxes)
         return Lack("join", late) if late and (begun or self.times.opened <= before) else None
 
-    def waiting(self) -> Lack | None:
-        """The members that have not joined, whether or not they are late."""
+    def waiting(self, ended_by: str | None = None) -> Lack | None:
+        """The members that have not joined, whether or not they are late.
+
+        Args:
+            ended_by: the member that ended the round for this peer, if one did.
+        """
         names = frozenset(peer_id for peer_id, inbox in self.inboxes.items() if not has_come(inbox.join))
-        return Lack("waiting", names) if names else None
+        return Lack("waiting", names, frozenset({ended_by} if ended_by else ())) if names else None
 
     def too_short(self, lack: Lack | None) -> bool:
         """Whether its deadline was, as far as this peer can tell. One of several others that is late proves nothing."""

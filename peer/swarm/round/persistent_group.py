@@ -97,8 +97,12 @@ class PersistentGroup:
             self._fail(inbox, remote, abort)
         except RoundAborted as abort:
             if isinstance(abort, GaveUpError):
-                self._owner.on_words(self, remote, abort.message)
+                self.hear(remote, abort.message)
             self._fail(inbox, remote, abort)
+
+    def hear(self, remote: str, message: AbortMessage) -> None:
+        """A member gives up, and says why."""
+        self._owner.on_words(self, remote, message)
 
     async def _next(self, stream: FrameStream, before: int) -> tuple[int, Inbox]:
         """The round that a member's next join is for, once this peer has got there too: its number, its inbox."""

@@ -18,7 +18,8 @@ from peer.swarm.round.lateness import Waited
 from peer.swarm.trust.debts import Loss, Peers
 
 EXCUSES: dict[Stage, tuple[Stage, ...]] = {
-    "contribution": ("join",), "reduced": ("join", "contribution"), "vote": ("join", "contribution", "reduced"),
+    "contribution": ("roster", "join"), "reduced": ("roster", "join", "contribution"),
+    "vote": ("roster", "join", "contribution", "reduced"),
 }  # of a member that lacks those itself  # fmt: skip
 
 
@@ -71,13 +72,14 @@ class FailedRound:
 
     def disputes(self, *, hasty: bool = False) -> set[Peers]:
         """All pairs of which one member stalls or lies; `hasty`: also with those that may still explain themselves."""
-        pairs, withheld = set[Peers](), self._withheld()
+        withheld, held_up = self._withheld(), self._held_up()
+        pairs = set(held_up.values())
         for accuser in self.lacks:
             lack = self._word(accuser)
-            for peer_id in lack.names if lack is not None else ():
+            for peer_id in lack.names - held_up.keys() if lack is not None else ():
                 if instead := self._instead(accuser, peer_id, withheld):
                     pairs |= instead
-                elif (blamed := self._blamed(accuser, peer_id, hasty=hasty)) not in (None, accuser):
+                elif (blamed := self._blamed(accuser, peer_id, hasty=hasty)) not in (None, accuser, *held_up):
                     pairs.add(frozenset({accuser, str(blamed)}))
         return pairs
 
@@ -91,6 +93,20 @@ class FailedRound:
         waiting = Counter(name for lack in self.lacks.values() if lack is not None and lack.stage == "waiting"
                           for name in lack.names)  # fmt: skip
         return frozenset(name for name, count in waiting.items() if 2 * count > len(self.members) - 1)
+
+    def _held_up(self) -> dict[str, Peers]:
+        """Members of which others lack something, and that still waited for joins when one other ended the round for
+        them: each is in dispute with that one alone, as most others had all joins. One of these two lies.
+        """
+        words = {one: lack for one, lack in self.lacks.items() if lack is not None}
+        begun = sum(lack.stage != "waiting" for lack in words.values())
+        if 2 * begun <= len(self.members) - 1:
+            return {}
+        named = {name for lack in words.values() if lack.stage != "waiting" for name in lack.names}
+        waiting = {one: lack for one, lack in words.items() if lack.stage == "waiting"}
+        ended = {one: min(lack.delayed_by) for one, lack in waiting.items()
+                 if len(lack.delayed_by) == 1 and not lack.names & self._withheld()}  # fmt: skip
+        return {one: frozenset({one, by}) for one, by in ended.items() if one in named and by not in ended}
 
     def _instead(self, accuser: str, peer_id: str, withheld: Set[str]) -> set[Peers]:
         """The disputes in the place of one with a member that could not begin, or was delayed.
@@ -109,6 +125,8 @@ class FailedRound:
         """Which member one that lacks something of `peer_id` is in dispute with: mostly that one, or none."""
         lack, theirs = self._word(accuser), self._word(peer_id)
         assert lack is not None
+        if lack.stage == "roster":  # which came before all that its leader may have given up for
+            return peer_id
         if lack.stage == "word" or (theirs is not None and theirs.stage == "word"):
             return self._first(accuser, peer_id, hasty=hasty)
         if theirs is not None and self._excused(lack, theirs):
@@ -166,7 +184,9 @@ class FailedRound:
         """Whether what this member lacks is the reason why the accuser lacks something of it."""
         lack, theirs = self._word(accuser), self._word(peer_id)
         assert lack is not None
-        return theirs is not None and ("word" in (lack.stage, theirs.stage) or self._excused(lack, theirs))
+        if theirs is None or lack.stage == "roster":
+            return False
+        return "word" in (lack.stage, theirs.stage) or self._excused(lack, theirs)
 
 
 def _reached(start: str, edges: Mapping[str, Set[str]]) -> set[str]:

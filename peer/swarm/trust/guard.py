@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from statistics import median_low
 from typing import Protocol
 
 from peer.outer.recipe.recipe import Recipe
@@ -88,6 +90,7 @@ class Guard:
         self._evidence_gossip = EvidenceGossip(node, judge, self.bans, self.strikes, self._on_offer)
         self._members: tuple[str, ...] = ()
         self._votes: Mapping[str, asyncio.Future[VoteMessage]] = {}
+        self._voted: Mapping[str, float] = {}
         self._own_late: frozenset[str] = frozenset()
         self._auditing: asyncio.Task[None] | None = None
         self._banning = asyncio.Lock()
@@ -224,13 +227,19 @@ class Guard:
             self._node.spawn(self._judge_long(buffers.order, waited, votes, left_s))
         if waited.joins:
             shards = {one: _said(vote).shards.keys() - self._own_late for one, vote in self._votes.items()}
-            self.stalls.rejoined(buffers.order, waited.joins, shards)
-        self._votes, self._own_late = votes, frozenset(waited.shards)
+            late = {one: min(seconds, self._voted_late_s(one)) for one, seconds in waited.joins.items()}
+            self.stalls.rejoined(buffers.order, late, shards)
+        self._votes, self._voted, self._own_late = votes, buffers.times.came["vote"], frozenset(waited.shards)
         if (heard := buffers.heard) is None:
             return
         drawn = self._auditor.draw(heard)
         if drawn is not None and (self._auditing is None or self._auditing.done()):
             self._auditing = self._node.spawn(self._audit(heard, *drawn))
+
+    def _voted_late_s(self, peer_id: str) -> float:
+        """By how much its vote of the last round came later than most: a late shard made it no later than that."""
+        voted = self._voted
+        return max(0.0, voted.get(peer_id, math.inf) - median_low(voted.values())) if voted else math.inf
 
     async def _judge_long(
         self, members: Iterable[str], waited: Waited, votes: Mapping[str, asyncio.Future[VoteMessage]], left_s: float

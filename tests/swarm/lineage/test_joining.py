@@ -37,6 +37,13 @@ async def test_a_newcomer_begins_no_run_anew_that_was_further(network, tmp_path,
     assert (rounds.joined, rounds.position().round) == (True, 3)
 
 
+async def test_its_streams_know_the_leader_that_owes_it_a_roster(network, tmp_path):
+    rounds = rounds_at_genesis(network, tmp_path, Run(tmp_path / "others"), [])
+    assert rounds._exchange.group_streams.following() is None
+    rounds._matchmaker._follower.leader = "x"
+    assert rounds._exchange.group_streams.following() == "x"
+
+
 async def test_few_who_have_waited_for_the_others_in_vain_wait_once(network, tmp_path):
     run = Run(tmp_path / "others")
     rounds = rounds_at_genesis(network, tmp_path, run, [])

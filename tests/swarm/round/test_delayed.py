@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from peer.outer.round import Due, RoundAborted, link_of
 from peer.protocol.wire import Kind
 from peer.swarm.round.giving_up import Lack
+from peer.swarm.trust.debts import FACTOR
 from tests.swarm.gathering import until
 from tests.swarm.stalling import circle_of
 
@@ -78,7 +81,8 @@ async def test_who_has_joined_one_member_alone_is_the_one_for_whom_all_others_wa
     await until(lambda: all(seat.guard.stalls._failures[group].settled for seat in others), 5.0)
     words = others[0].guard.stalls._failures[group].lacks
     assert words[victim.peer_id] == Lack("contribution", frozenset(seat.peer_id for seat in others))
-    assert all(words[seat.peer_id] == Lack("waiting", frozenset({liar.peer_id})) for seat in others)
+    waiting = [(words[seat.peer_id].stage, words[seat.peer_id].names) for seat in others]
+    assert waiting == [("waiting", {liar.peer_id})] * 2
     for seat in others:  # it says itself that it had begun: so it is in dispute with all
         book = seat.guard.stalls
         assert book._debts.left_s(frozenset({liar.peer_id})) > 0.0
@@ -117,7 +121,9 @@ async def test_who_is_late_and_gives_up_says_why_to_members_that_have_committed(
     await are_in_dispute(others, victim, liar)
 
 
-async def test_who_joins_late_after_a_shard_that_came_late_to_it_alone_shares_the_cost(network, tmp_path):
+@pytest.mark.parametrize("training_s", [0.0, 3.0])
+async def test_who_joins_late_after_a_shard_that_came_late_to_it_alone_shares_its_cost(network, tmp_path, training_s):
+    """The cost of the shard, and not of its own training."""
     circle, victim, others, liar = await begun(network, tmp_path, deadline_s=5.0)
 
     async def sending(stream, send, kind, _):
@@ -133,11 +139,15 @@ async def test_who_joins_late_after_a_shard_that_came_late_to_it_alone_shares_th
     liar.exchange._all_sent = at_once
 
     async def rounds(index):
-        for _ in range(2):
+        for number in range(2):
+            if number and circle.seats[index] is victim:
+                await asyncio.sleep(training_s)
             await one(circle, index)
 
     await asyncio.wait_for(asyncio.gather(*map(rounds, range(4))), 30.0)
     await are_in_dispute(others, victim, liar)
+    pair = frozenset({victim.peer_id, liar.peer_id})
+    assert all(seat.guard.stalls._debts.left_s(pair) < FACTOR * 3.0 for seat in others)
 
 
 def sends_by(seat, sending):

@@ -9,6 +9,7 @@ from peer.outer.round import RoundAborted
 from peer.protocol.records import dump_json
 from peer.protocol.wire import AbortMessage, HelloMessage, Kind
 from peer.swarm.round import group_streams as hellos_module
+from peer.swarm.round.giving_up import no_roster
 from tests.swarm.gathering import until
 from tests.swarm.table import NAME, Table, other_digest
 
@@ -70,7 +71,7 @@ async def test_who_comes_to_a_group_that_has_ended_is_told_at_once(network, capl
 
 
 async def test_a_member_is_told_once_that_its_group_has_ended_and_nobody_else_is(network, monkeypatch, caplog):
-    network.retime(first_frame_s=0.2)
+    network.retime(first_frame_s=0.2, late_roster_s=0.2)
     table, outsider = Table(network, 2), network.node()
     await table.exchanges[0].start()
     group_streams, told = table.exchanges[0].group_streams, []
@@ -94,8 +95,22 @@ async def test_a_member_is_told_once_that_its_group_has_ended_and_nobody_else_is
     assert identifier not in group_streams._ended
 
 
+async def test_a_member_of_a_group_that_has_ended_still_says_why_it_gives_up(network):
+    network.retime(first_frame_s=0.2, late_roster_s=0.2)
+    table, heard = Table(network, 2), []
+    await table.exchanges[0].start()
+    group = SimpleNamespace(
+        identifier=table.groups[0].id, members={node.peer_id for node in table.nodes},
+        hear=lambda remote, message: heard.append((remote, message.lacks, message.lacking)),
+    )  # fmt: skip
+    table.exchanges[0].group_streams.ended(group, RoundAborted("match", "the group has ended"))
+    await table.exchanges[1].group_streams._decline(table.nodes[0].peer_id, group.identifier, no_roster("x"))
+    await until(lambda: heard)
+    assert heard == [(table.nodes[1].peer_id, "roster", ("x",))]
+
+
 async def test_an_abort_of_a_stranger_to_the_group_means_nothing(network, caplog):
-    network.retime(first_frame_s=0.05)
+    network.retime(first_frame_s=0.05, late_roster_s=0.05)
     table, outsider = Table(network, 2), network.node()
     for exchange in table.exchanges:
         await exchange.start()
@@ -113,7 +128,7 @@ async def test_an_abort_of_a_stranger_to_the_group_means_nothing(network, caplog
 
 async def test_streams_for_unknown_groups_are_limited(network, monkeypatch, caplog):
     monkeypatch.setattr(hellos_module, "EARLY_STREAMS", 2)
-    network.retime(first_frame_s=0.2)
+    network.retime(first_frame_s=0.2, late_roster_s=0.2)
     table = Table(network, 2)
     await table.exchanges[0].start()
     streams = [await table.speak(1, 0) for _ in range(3)]
@@ -122,7 +137,7 @@ async def test_streams_for_unknown_groups_are_limited(network, monkeypatch, capl
 
 
 async def test_streams_for_unknown_groups_are_limited_for_each_peer(network, monkeypatch, caplog):
-    network.retime(first_frame_s=0.5)
+    network.retime(first_frame_s=0.5, late_roster_s=0.5)
     monkeypatch.setattr(hellos_module, "EARLY_STREAMS", 4)
     table = Table(network, 3)
     for exchange in table.exchanges:

@@ -139,3 +139,38 @@ def test_a_late_joiner_that_names_several_is_not_heard():
             book.rejoined(books.members, {"x": LOST_S}, {"x": {"a", "b"}})
     for owner in HONEST:
         assert (books.refused(owner), set(books.books[owner]._disputes)) == (set(), set())
+
+
+@pytest.mark.parametrize("others", [3, 7, 15])
+def test_whose_round_was_ended_while_it_waited_is_in_dispute_with_the_one_that_ended_it(others):
+    """x joined all but m0, which heard no join of it; some heard m0 first, the others those."""
+    honest = [f"m{number}" for number in range(others)]
+    books = Books(*honest[-2:], members=(*honest, LIAR))
+    said = {"m1": "word m0"} | dict.fromkeys(honest[2:], "word m1")
+    for lie in ("word m0", "word m1"):
+        books.fail(m0="waiting x by x", **said, x=lie)
+        for owner in honest[-2:]:
+            assert set(books.books[owner]._disputes) == pairs("m0 x")
+
+
+def test_who_stalls_and_says_that_another_ended_its_round_is_in_dispute_with_that_one_alone():
+    """As one that says what it lacks: the pair has the liar in it."""
+    books = Books(*HONEST, x=15)
+    for _ in range(2):
+        books.fail(**dict.fromkeys(HONEST, "contribution x"), x="waiting a by b")
+    for owner in HONEST:
+        assert all(LIAR in pair for pair in books.books[owner]._disputes)
+        assert books.refused(owner) == {LIAR}
+
+
+@pytest.mark.parametrize("lie", ["contribution m0", "word m0", "word m1", None])
+@pytest.mark.parametrize("others", [3, 7, 15])
+def test_who_has_no_roster_is_in_dispute_with_its_leader_whatever_that_says(others, lie):
+    honest = [f"m{number}" for number in range(others)]
+    books = Books(*honest[-2:], members=(*honest, LIAR))
+    liar = {} if lie is None else {LIAR: lie}
+    for _ in range(2):
+        books.fail(m0="roster x", m1="word m0", **dict.fromkeys(honest[2:], "word m1"), **liar)
+        books.fail(m0="roster x", **dict.fromkeys(honest[1:], "contribution m0"), **liar)
+    for owner in honest[-2:]:
+        assert set(books.books[owner]._disputes) == pairs("m0 x")

@@ -39,7 +39,7 @@ from peer.swarm.runtime.futures import done_at, has_come
 from peer.swarm.runtime.tasks import cancel_and_wait, unless
 
 log = logging.getLogger(__name__)
-ALMOST = 0.9  # of the window to join: a member that has not come then is late, whoever ends the round
+ALMOST = 0.9  # of the window to join: after it a member that has not come is late
 
 
 async def never() -> None:

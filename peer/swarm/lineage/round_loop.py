@@ -273,6 +273,8 @@ class LineageRounds(RoundLoop[StateStore]):
         await self._look_around()
         group = await self._matchmaker.match(due)
         self._matchmaker.included(group)
+        if self._exchange.group_streams.gave_up(group):
+            raise RoundAborted("match", "the roster came too late: the others have given the round up")
         if (objection := self._guard.objection(group.others, ", and has a seat in that group")) is not None:
             self._guard.meet(group.others)  # its leader does not know yet
             self.decline(group, objection)

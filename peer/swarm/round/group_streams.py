@@ -60,6 +60,10 @@ class GroupStreams:
             await stream.send_message(Kind.HELLO, HelloMessage(group_id=persistent.identifier))
         return stream
 
+    def gave_up(self, group: Group) -> bool:
+        """Whether this peer has told members of this group that it has no roster of it."""
+        return group.id in self._unknown
+
     def decline(self, group: Group, abort: RoundAborted) -> None:
         """Tell the members of a group that has formed that this peer does not begin its round."""
         self._declined.append(group.id)

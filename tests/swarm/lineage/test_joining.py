@@ -44,6 +44,22 @@ async def test_its_streams_know_the_leader_that_owes_it_a_roster(network, tmp_pa
     assert rounds._exchange.group_streams.following() == "x"
 
 
+async def test_a_group_whose_roster_came_too_late_makes_no_round(network, tmp_path):
+    run = Run(tmp_path / "others")
+    rounds = rounds_at_genesis(network, tmp_path, run, [])
+    group = SimpleNamespace(id="late", others=("x",))
+
+    async def match(_):
+        return group
+
+    rounds._matchmaker.match, rounds._matchmaker.included = match, lambda _: None
+    due = Due(1, 100, rounds.store.memory.snapshot)
+    assert await rounds.match(due) is group
+    rounds._exchange.group_streams._unknown.append(group.id)
+    with pytest.raises(RoundAborted, match="the roster came too late"):
+        await rounds.match(due)
+
+
 async def test_few_who_have_waited_for_the_others_in_vain_wait_once(network, tmp_path):
     run = Run(tmp_path / "others")
     rounds = rounds_at_genesis(network, tmp_path, run, [])
@@ -53,7 +69,7 @@ async def test_few_who_have_waited_for_the_others_in_vain_wait_once(network, tmp
 
     async def match_with(*others):
         async def match(_):
-            return SimpleNamespace(others=others)
+            return SimpleNamespace(id="group", others=others)
 
         rounds._matchmaker.match = match
         await rounds.match(due)

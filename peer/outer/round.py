@@ -72,6 +72,7 @@ class Group:
     Attributes:
         join: this peer's own.
         joins: of all members, in roster order.
+        leader: whose roster it is; empty in the later rounds of a group that stays.
     """
 
     id: str
@@ -79,6 +80,7 @@ class Group:
     members: tuple[Member, ...]
     index: int
     joins: tuple[JoinMessage, ...] = ()
+    leader: str = ""
 
     @property
     def me(self) -> str:

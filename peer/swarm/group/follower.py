@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 
 from peer.errors import ProtocolError
 from peer.outer.round import Group, RoundAborted
@@ -48,7 +49,6 @@ class Follower:
         self._node, self._directory, self._rosters, self._rounds = node, directory, rosters, rosters.rounds
         self._me, self._membership, self._invites, self._clock = me, membership, invites, node.clock
         self._followed_unknown = False
-        self.leader: str | None = None  # at which this peer waits now
         self._wasted: BoundedMap[str, tuple[float, int]] = BoundedMap(MAX_WASTEFUL)
 
     def begin(self) -> None:
@@ -62,7 +62,7 @@ class Follower:
     async def follow(self, leader: str, sealed: bytes, join: JoinMessage) -> Group | None:
         """Wait at a leader; None means: look again (the leader is dead, follows another, or disbanded)."""
         stream: FrameStream | None = None
-        began, self.leader = self._clock(), leader
+        began = self._clock()
         try:
             first = await unless(self._called_away(leader), self._hand_in(leader, sealed))
             if first is None:
@@ -82,7 +82,6 @@ class Follower:
         except ProtocolError as error:
             raise self._nonsense(leader, str(error)) from None
         finally:
-            self.leader = None
             if stream is not None:
                 stream.close()
         if reject is None:
@@ -155,7 +154,7 @@ class Follower:
 
     def _accept(self, body: bytes, sealed: bytes, join: JoinMessage, leader: str) -> Group:
         try:
-            return self._rosters.read(body, sealed, join, leader)
+            return replace(self._rosters.read(body, sealed, join, leader), leader=leader)
         except ProtocolError as error:
             raise self._nonsense(leader, f"bad roster: {error}") from None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 from peer.outer.policy.straggler import Rosters, close
 from peer.outer.round import Group, RoundAborted
@@ -188,6 +189,7 @@ class Leader:
         joins = {peer_id: (seat.sealed, seat.join) for peer_id, seat in chosen}
         joins[self._node.peer_id] = (sealed, join)
         message, group = self._rosters.write(joins)
+        group = replace(group, leader=self._node.peer_id)
         left: list[str] = []
         for peer_id in joins:
             self._lobby.leave(peer_id)

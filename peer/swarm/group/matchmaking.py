@@ -61,11 +61,6 @@ class Matchmaker:
     def anybody_waiting(self) -> bool:
         return len(self._lobby) > 0
 
-    @property
-    def following(self) -> str | None:
-        """The leader at which this peer waits for a roster, if it does."""
-        return self._follower.leader
-
     # -- persistent groups --------------------------------------------------------------------------------------
 
     @property

@@ -60,7 +60,6 @@ class LineageRounds(RoundLoop[StateStore]):
         strategies = strategies_of(recipe, store.state.fragments, node.identity, lambda: store.history.chain)
         timeout_s = manifest.rounds.timeout_s
         self._exchange = Exchange(node, rosters, timeout_s, strategies, self._matchmaker.gathering, self._guard)
-        self._exchange.group_streams.following = lambda: self._matchmaker.following
         self.checkpoints = NewestCheckpoint.of(store.history.folder, manifest, context.organiser)
         self._checkpoint_exchange = CheckpointExchange(node, manifest.run_id, self.checkpoints)
         rules = ChainRules.of(
@@ -255,7 +254,9 @@ class LineageRounds(RoundLoop[StateStore]):
         position = self.position()
         members = self._exchange.can_continue(position)
         objection = self._guard.objection(members) or self._guard.second_thought(members)
-        self._stood = bool(members) and objection is None and not self._matchmaker.newcomers(members)
+        self._stood = bool(members) and objection is None and (
+            self._exchange.most_wait() or not self._matchmaker.newcomers(members)
+        )
         self._regrouped = None
         reason = objection or RoundAborted("match", "others want to take part")
         if self._stood:
@@ -274,7 +275,9 @@ class LineageRounds(RoundLoop[StateStore]):
         group = await self._matchmaker.match(due)
         self._matchmaker.included(group)
         if self._exchange.group_streams.gave_up(group):
-            raise RoundAborted("match", "the roster came too late: the others have given the round up")
+            late = RoundAborted("match", "the roster came too late: the others have given the round up", group.leader)
+            self.decline(group, late)
+            raise late
         if (objection := self._guard.objection(group.others, ", and has a seat in that group")) is not None:
             self._guard.meet(group.others)  # its leader does not know yet
             self.decline(group, objection)

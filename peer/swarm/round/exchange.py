@@ -100,6 +100,11 @@ class Exchange:
             return frozenset()
         return persistent.members
 
+    def most_wait(self) -> bool:
+        """Whether most others in the persistent group have joined its next round."""
+        inboxes = self._group.buffers.inboxes if self._group is not None else {}
+        return 2 * sum(has_come(inbox.join) for inbox in inboxes.values()) >= max(1, len(inboxes))
+
     async def next_round(
         self, due: Due, state: OuterState, position: Position, patience_s: float,
         newcomer: Callable[[], Coroutine[Any, Any, None]] = never,
@@ -230,7 +235,8 @@ class Exchange:
             if self._group is not None and (sender.cancelled() or sender.exception() is not None):
                 # it may have ended in the middle of a frame: nothing more can be said on that stream
                 unread = RoundAborted("commit", f"{peer_id} did not take all in time", peer_id)
-                self._group.give_up(StalledError(unread, Lack("stream", frozenset({peer_id}))))
+                lack = Lack("stream", frozenset({peer_id}))
+                self._group.give_up(self._words.gives_up(self._group, unread, lack, self._clock() - now))
                 self._observer.cost(peer_id, self._clock() - now)
 
     async def release(self, group: Group, abort: RoundAborted | None, position: Position | None = None) -> None:

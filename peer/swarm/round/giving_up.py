@@ -14,8 +14,8 @@ class Lack:
     """What one member lacked when a round failed, or had late: the first stage that did, and of which members.
 
     `word`: that member gave up, and said why; `stream`: its stream ended, or broke the protocol, without a word;
-    `waiting`: it had not joined, and still could: this accuses no member; `roster`: it led the group, and told the
-    others alone who is in it.
+    `waiting`: it had not joined, and still could: this accuses no member; `roster`: it has no roster of the
+    group, which its leader has withheld.
 
     Attributes:
         delayed_by: the members that explain why this one was late itself; of one that waited, the one that ended the
@@ -50,10 +50,9 @@ class StalledError(RoundAborted):
         self.lack = lack
 
 
-def no_roster(leader: str) -> StalledError:
-    """A member exchanges in a group of which this peer has no roster: the leader may have withheld it from this one."""
-    abort = RoundAborted("match", f"no roster came from {leader}", leader)
-    return StalledError(abort, Lack("roster", frozenset({leader})))
+def no_roster(remote: str) -> StalledError:
+    """For a member that exchanges in a group of which this peer has no roster. Who leads it, that member knows."""
+    return StalledError(RoundAborted("match", "no roster of this group came"), Lack("roster", frozenset({remote})))
 
 
 def seen_at(abort: RoundAborted, own_id: str, missing: Callable[[str], Lack | None]) -> Lack | None:

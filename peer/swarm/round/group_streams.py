@@ -21,6 +21,7 @@ from peer.swarm.runtime.expiring import BoundedMap
 EARLY_STREAMS = 64
 EARLY_STREAMS_OF_ONE = 2
 DECLINED_KEPT = ENDED_KEPT = 16
+UNKNOWN_KEPT = 64
 
 
 class GroupStreams:
@@ -28,19 +29,15 @@ class GroupStreams:
 
     Args:
         persistent: -> the group that this peer is in now.
-
-    Attributes:
-        following: -> the leader that owes this peer a roster, if one does.
     """
 
     def __init__(self, node: Node, run_id: str, persistent: Callable[[], PersistentGroup | None]) -> None:
         self._node, self._group = node, persistent
         self._name = f"atoll/{run_id[:16]}/round"
-        self.following: Callable[[], str | None] = lambda: None
         self._changed = asyncio.Condition()
         self._early = Admission(EARLY_STREAMS, EARLY_STREAMS_OF_ONE)
         self._declined: deque[str] = deque(maxlen=DECLINED_KEPT)
-        self._unknown: deque[str] = deque(maxlen=DECLINED_KEPT)
+        self._unknown: BoundedMap[str, set[str]] = BoundedMap(UNKNOWN_KEPT)
         self._ended: BoundedMap[str, tuple[PersistentGroup, set[str], RoundAborted]] = BoundedMap(ENDED_KEPT)
 
     async def start(self) -> None:
@@ -61,8 +58,8 @@ class GroupStreams:
         return stream
 
     def gave_up(self, group: Group) -> bool:
-        """Whether this peer has told members of this group that it has no roster of it."""
-        return group.id in self._unknown
+        """Whether this peer has told members of this group, other than its leader, that it has no roster of it."""
+        return bool(self._unknown.get(group.id, set()) - {group.leader})
 
     def decline(self, group: Group, abort: RoundAborted) -> None:
         """Tell the members of a group that has formed that this peer does not begin its round."""
@@ -87,10 +84,15 @@ class GroupStreams:
             finally:
                 stream.close()
 
+    async def _say_unknown(self, group_id: str, remote: str) -> None:
+        """Tell a peer once that this one has no roster of its group: a leader may have withheld it from this one."""
+        told = self._unknown.setdefault(group_id, set())
+        if remote not in told:
+            told.add(remote)
+            await self._decline(remote, group_id, no_roster(remote))
+
     async def _on_stream(self, stream: FrameStream) -> None:
         hello = await stream.receive_message(Kind.HELLO, HelloMessage, self._node.timing.first_frame_s)
-        if hello.group_id in self._unknown:
-            return  # as this peer has said to all that spoke for it while a roster could still come
         persistent = await self._group_of(hello.group_id, stream.remote)
         if persistent is None and hello.group_id in self._declined:
             return  # the refusal is under way; it has not arrived yet
@@ -101,11 +103,8 @@ class GroupStreams:
                 self._node.spawn(self._decline(stream.remote, hello.group_id, abort))
                 await _last_words(ended, stream, self._node.timing.first_frame_s)
                 return
-        if persistent is None and (leader := self.following()) is not None:
-            self._unknown.append(hello.group_id)
-            await self._decline(stream.remote, hello.group_id, no_roster(leader))
-            return
         if persistent is None:
+            await self._say_unknown(hello.group_id, stream.remote)
             raise ProtocolError(f"{stream.remote} speaks for group {hello.group_id[:12]}, which it is not expected in")
         await persistent.follow(stream)
 

@@ -22,11 +22,18 @@ class OwnWords:
     def __init__(self, node: Node, observer: RoundObserver, lateness: Lateness) -> None:
         self._node, self._observer, self._lateness, self._clock = node, observer, lateness, node.clock
 
-    def gives_up(self, persistent: PersistentGroup, abort: RoundAborted, lack: Lack | None) -> RoundAborted:
-        """-> the same, with what this peer lacks, for the others."""
+    def gives_up(
+        self, persistent: PersistentGroup, abort: RoundAborted, lack: Lack | None, lost_s: float | None = None
+    ) -> RoundAborted:
+        """-> the same, with what this peer lacks, for the others.
+
+        Args:
+            lost_s: what that cost; None: the round.
+        """
         if lack is None:
             return abort
-        self._observer.gave_up(persistent, self._node.peer_id, lack, self._lost_s(persistent.buffers))
+        cost_s = self._lost_s(persistent.buffers) if lost_s is None else lost_s
+        self._observer.gave_up(persistent, self._node.peer_id, lack, cost_s)
         return StalledError(abort, lack)
 
     def of_failed(self, persistent: PersistentGroup, buffers: RoundBuffers, abort: RoundAborted) -> RoundAborted:
@@ -50,8 +57,13 @@ class OwnWords:
         return RoundAborted("exchange", differ.reason, differ.remote)  # the two are in dispute
 
     def heard(self, persistent: PersistentGroup, remote: str, message: AbortMessage) -> None:
-        """Another member gave the round up, and said this."""
-        self._observer.gave_up(persistent, remote, Lack.said(message), self._lost_s(persistent.buffers))
+        """Another member gave the round up, and said this. Who owed it a roster, this peer knows: the leader, in the
+        first round of a group.
+        """
+        lack = Lack.said(message)
+        if lack is not None and lack.stage == "roster":
+            lack = Lack("roster", frozenset({persistent.leader})) if persistent.leader else None
+        self._observer.gave_up(persistent, remote, lack, self._lost_s(persistent.buffers))
 
     def _with_delay(self, buffers: RoundBuffers, lack: Lack | None) -> Lack | None:
         """The same, with the members that had delayed this peer, where contributions do not say so themselves."""

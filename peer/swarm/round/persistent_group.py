@@ -76,6 +76,12 @@ class PersistentGroup:
         self._advances = 0
         self._moved = asyncio.Event()
 
+    @property
+    def leader(self) -> str:
+        """Whose roster made this group, while its first round runs; then empty."""
+        group = self.buffers.group
+        return group.leader if group is not None and self.position is None else ""
+
     async def follow(self, stream: FrameStream) -> None:
         """Read what a member sends, until the group ends."""
         remote = stream.remote

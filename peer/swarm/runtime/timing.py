@@ -114,7 +114,7 @@ class Timing:
     # round
     min_exchange_s: float = _lasts(10.0, "that an exchange may take at least, however small it is")
     soft_exchange_s: float = _lasts(5.0, "of an exchange at least, once it is known what exchanges take")
-    late_roster_s: float = _lasts(2.5, "that a roster may come later than the first stream of its group")
+    late_roster_s: float = _lasts(1.0, "that a roster may come later than the first stream of its group")
     late_s: float = _lasts(1.0, "that one member may make the others wait, however short rounds are")
     min_sending_s: float = _lasts(2.0, "for a slow reader once there is a certificate, if the round was shorter")
     late_vote_s: float = _lasts(1.0, "after the deadline from which votes do not count: this machine has slept")

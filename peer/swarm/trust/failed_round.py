@@ -22,6 +22,8 @@ EXCUSES: dict[Stage, tuple[Stage, ...]] = {
     "vote": ("roster", "join", "contribution", "reduced"),
 }  # of a member that lacks those itself  # fmt: skip
 
+BEGUN = ("word", "stream", *EXCUSES)  # what members lack that may have begun
+
 
 @dataclass
 class FailedRound:
@@ -39,6 +41,7 @@ class FailedRound:
     lacks: dict[str, Lack | None] = field(default_factory=dict)
     settled: bool = False
     committed: bool = False
+    _words: dict[str, Lack | None] = field(default_factory=dict, init=False)
 
     def long(self, late: str, stage: Stage, words: Mapping[str, Waited]) -> None:
         """It was committed, but a member was late at this stage.
@@ -72,41 +75,40 @@ class FailedRound:
 
     def disputes(self, *, hasty: bool = False) -> set[Peers]:
         """All pairs of which one member stalls or lies; `hasty`: also with those that may still explain themselves."""
-        withheld, held_up = self._withheld(), self._held_up()
-        pairs = set(held_up.values())
+        self._words, withheld, pairs = self._heard(), self._withheld(), set[Peers]()
         for accuser in self.lacks:
             lack = self._word(accuser)
-            for peer_id in lack.names - held_up.keys() if lack is not None else ():
+            for peer_id in lack.names if lack is not None else ():
                 if instead := self._instead(accuser, peer_id, withheld):
                     pairs |= instead
-                elif (blamed := self._blamed(accuser, peer_id, hasty=hasty)) not in (None, accuser, *held_up):
+                elif (blamed := self._blamed(accuser, peer_id, hasty=hasty)) not in (None, accuser):
                     pairs.add(frozenset({accuser, str(blamed)}))
         return pairs
 
     def _word(self, member: str) -> Lack | None:
-        """What a member accuses others of. To wait for a join accuses no member, and excuses none by itself."""
-        lack = self.lacks.get(member)
-        return None if lack is None or lack.stage == "waiting" else lack
+        """What a member accuses others of."""
+        return self._words.get(member)
+
+    def _heard(self) -> dict[str, Lack | None]:
+        """What each accuses others of. To wait for a join accuses no member, and excuses none by itself; but where most
+        others had all joins, one that waited as another ended the round for it has heard that one's word.
+        """
+        begun = sum(lack is not None and lack.stage in BEGUN for lack in self.lacks.values())
+        most, withheld = 2 * begun >= len(self.members) - 1, self._withheld()
+
+        def accuses(lack: Lack | None) -> Lack | None:
+            if lack is None or lack.stage != "waiting":
+                return lack
+            ended = most and len(lack.delayed_by) == 1 and not lack.names & withheld
+            return Lack("word", lack.delayed_by) if ended else None
+
+        return {member: accuses(lack) for member, lack in self.lacks.items()}
 
     def _withheld(self) -> frozenset[str]:
         """The members for whose join most wait: more than one liar can say."""
         waiting = Counter(name for lack in self.lacks.values() if lack is not None and lack.stage == "waiting"
                           for name in lack.names)  # fmt: skip
         return frozenset(name for name, count in waiting.items() if 2 * count > len(self.members) - 1)
-
-    def _held_up(self) -> dict[str, Peers]:
-        """Members of which others lack something, and that still waited for joins when one other ended the round for
-        them: each is in dispute with that one alone, as most others had all joins. One of these two lies.
-        """
-        words = {one: lack for one, lack in self.lacks.items() if lack is not None}
-        begun = sum(lack.stage != "waiting" for lack in words.values())
-        if 2 * begun <= len(self.members) - 1:
-            return {}
-        named = {name for lack in words.values() if lack.stage != "waiting" for name in lack.names}
-        waiting = {one: lack for one, lack in words.items() if lack.stage == "waiting"}
-        ended = {one: min(lack.delayed_by) for one, lack in waiting.items()
-                 if len(lack.delayed_by) == 1 and not lack.names & self._withheld()}  # fmt: skip
-        return {one: frozenset({one, by}) for one, by in ended.items() if one in named and by not in ended}
 
     def _instead(self, accuser: str, peer_id: str, withheld: Set[str]) -> set[Peers]:
         """The disputes in the place of one with a member that could not begin, or was delayed.
@@ -158,13 +160,15 @@ class FailedRound:
 
     def circled(self) -> tuple[set[Peers], set[Peers]]:
         """The members that explain in a circle of three or more why they gave up. One of them lies: no member can have
-        given up because of another that did so later. The one that most members name was the first that all heard. Two
+        given up because of another that did so later. The one that most members name was the first that all heard, but
+        not where one of the circle still waited for joins: then another may have had the others hear one first. Two
         that name each other are in dispute anyway, and make no circle.
 
         Returns:
             It and the member that it names, in dispute; and the pairs of a circle where most name no single one, but
             none where all of a round are in one circle: all would leave all.
         """
+        self._words = self._heard()
         names = {one: {min(lack.names)} if lack.stage == "word" else lack.names
                  for one in self.lacks if (lack := self._word(one)) is not None}  # fmt: skip
         causes = {one: {name for name in names[one] if self._explains(name, one)} for one in names}
@@ -174,7 +178,8 @@ class FailedRound:
         for circle in {frozenset(other for other in after[one] if one in after.get(other, ())) for one in after}:
             named = Counter(name for own in names.values() for name in own & circle)
             first = [one for one in circle if named[one] == max(named.values())]
-            if len(circle) >= 3 and len(first) == 1:
+            waited = any(lack is not None and lack.stage == "waiting" for lack in map(self.lacks.get, circle))
+            if len(circle) >= 3 and len(first) == 1 and not waited:
                 pairs |= {frozenset({first[0], cause}) for cause in causes[first[0]] & circle}
             elif 3 <= len(circle) < len(self.members):
                 unclear |= {frozenset({one, cause}) for one in circle for cause in causes[one] & circle}

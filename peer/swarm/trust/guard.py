@@ -169,9 +169,10 @@ class Guard:
 
     def _settle(self, persistent: PersistentGroup) -> None:
         """Once the others had time for their words after this peer has left the round: what a member says early must
-        not close the book to what the others see at the deadline.
+        not close the book to what the others see at the deadline, or to a member that still waits for its roster.
         """
-        loop, words_s = asyncio.get_running_loop(), self._node.timing.stall_words_s
+        loop, timing = asyncio.get_running_loop(), self._node.timing
+        words_s = timing.stall_words_s + (timing.late_roster_s if persistent.leader else 0.0)
         if (left_s := persistent.left_at + words_s - loop.time()) > 0.0:
             loop.call_later(min(left_s, words_s), self._settle, persistent)
         else:

@@ -192,7 +192,7 @@ async def test_nobody_sits_down_with_the_banned_and_their_leader_is_told(network
         dissolved.append(abort.reason)
 
     async def match(_):
-        return SimpleNamespace(id="group", others=(banned, leader))
+        return SimpleNamespace(id="group", others=(banned, leader), leader=leader)
 
     rounds._exchange.can_continue = lambda _: frozenset({banned, rounds._node.peer_id})
     rounds._exchange.dissolve, rounds._matchmaker.match = dissolve, match

@@ -64,23 +64,6 @@ async def test_who_sends_everybody_away_is_passed_over(network, named):
     assert [names(group) for group in groups] == [{one.peer_id for one in honest}] * 2
 
 
-async def test_who_waits_at_a_leader_knows_which_one_owes_it_a_roster(network):
-    asked = asyncio.Event()
-
-    async def is_awake(stream, byzantine):
-        status = StatusMessage(coming=True, round=5, lineage_id=PARENT, weight=100, leader=byzantine.peer_id)
-        await stream.send_message(Kind.STATUS, status)
-        asked.set()
-        await asyncio.Event().wait()
-
-    byzantine, honest = await byzantine_and_honest(network, is_awake, count=2)
-    matching = asyncio.ensure_future(honest[0].match())
-    await asyncio.wait_for(asked.wait(), 5.0)
-    assert honest[0].matchmaker.following == byzantine.peer_id
-    await cancel_and_wait([matching])
-    assert honest[0].matchmaker.following is None
-
-
 async def test_who_was_in_a_round_since_is_as_good_as_anybody(network, monkeypatch):
     leader, third, member, _ = await gather(network, 4)
     one, seen = member.matchmaker._follower, {}

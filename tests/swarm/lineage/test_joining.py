@@ -37,17 +37,10 @@ async def test_a_newcomer_begins_no_run_anew_that_was_further(network, tmp_path,
     assert (rounds.joined, rounds.position().round) == (True, 3)
 
 
-async def test_its_streams_know_the_leader_that_owes_it_a_roster(network, tmp_path):
-    rounds = rounds_at_genesis(network, tmp_path, Run(tmp_path / "others"), [])
-    assert rounds._exchange.group_streams.following() is None
-    rounds._matchmaker._follower.leader = "x"
-    assert rounds._exchange.group_streams.following() == "x"
-
-
 async def test_a_group_whose_roster_came_too_late_makes_no_round(network, tmp_path):
     run = Run(tmp_path / "others")
     rounds = rounds_at_genesis(network, tmp_path, run, [])
-    group = SimpleNamespace(id="late", others=("x",))
+    group, declined = SimpleNamespace(id="late", others=("x", "y"), leader="x"), []
 
     async def match(_):
         return group
@@ -55,9 +48,13 @@ async def test_a_group_whose_roster_came_too_late_makes_no_round(network, tmp_pa
     rounds._matchmaker.match, rounds._matchmaker.included = match, lambda _: None
     due = Due(1, 100, rounds.store.memory.snapshot)
     assert await rounds.match(due) is group
-    rounds._exchange.group_streams._unknown.append(group.id)
+    rounds._exchange.group_streams.decline = lambda group, _: declined.append(group.id)
+    rounds._exchange.group_streams._unknown[group.id] = {"x"}  # its leader alone, before it sent the roster
+    assert await rounds.match(due) is group
+    rounds._exchange.group_streams._unknown[group.id].add("y")
     with pytest.raises(RoundAborted, match="the roster came too late"):
         await rounds.match(due)
+    assert declined == ["late"]
 
 
 async def test_few_who_have_waited_for_the_others_in_vain_wait_once(network, tmp_path):
@@ -69,7 +66,7 @@ async def test_few_who_have_waited_for_the_others_in_vain_wait_once(network, tmp
 
     async def match_with(*others):
         async def match(_):
-            return SimpleNamespace(id="group", others=others)
+            return SimpleNamespace(id="group", others=others, leader="")
 
         rounds._matchmaker.match = match
         await rounds.match(due)

@@ -7,12 +7,13 @@ liar nothing.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from peer.outer.round import Due, RoundAborted
 from peer.protocol.records import dump_json
-from peer.protocol.wire import AbortMessage, Kind
+from peer.protocol.wire import AbortMessage, HelloMessage, Kind
 from tests.swarm.gathering import until
 from tests.swarm.round.test_delayed import one, sends_by
 from tests.swarm.stalling import circle_of
@@ -43,14 +44,18 @@ def only_these_two(seats, victim, liar):
         assert set(seat.guard.stalls._debts._debts) == {pair}
 
 
+@pytest.mark.parametrize("poisoned", [False, True])
 @COUNTS
-async def test_a_member_without_a_roster_says_which_leader_owes_it(network, tmp_path, count):
+async def test_a_member_says_that_it_has_no_roster_which_its_leader_owes(network, tmp_path, count, poisoned):
     circle, victim, others, liar = await seated(network, tmp_path, count)
     for seat in circle.seats:
         await seat.exchange.dissolve(RoundAborted("match", "another group forms"))
     circle._joins = None
-    victim.exchange.group_streams.following = lambda: liar.peer_id
-    firsts = [circle._first(seat) for seat in circle.seats]
+    firsts = [replace(circle._first(seat), leader=liar.peer_id) for seat in circle.seats]
+    if poisoned:  # the liar alone knows the group's id, before it sends the roster to the others
+        stream = await liar.node.open(victim.peer_id, liar.exchange.group_streams._name, "round")
+        await stream.send_message(Kind.HELLO, HelloMessage(group_id=firsts[0].id))
+        await until(lambda: firsts[0].id in victim.exchange.group_streams._unknown, 5.0)
 
     async def matched(index):
         seat = circle.seats[index]

@@ -147,10 +147,47 @@ def test_whose_round_was_ended_while_it_waited_is_in_dispute_with_the_one_that_e
     honest = [f"m{number}" for number in range(others)]
     books = Books(*honest[-2:], members=(*honest, LIAR))
     said = {"m1": "word m0"} | dict.fromkeys(honest[2:], "word m1")
-    for lie in ("word m0", "word m1"):
+    for lie in ("word m0", "contribution m0", "reduced m0", "stream m0"):
         books.fail(m0="waiting x by x", **said, x=lie)
         for owner in honest[-2:]:
             assert set(books.books[owner]._disputes) == pairs("m0 x")
+
+
+@pytest.mark.parametrize("lie", ["word m1", "waiting m1 by m1"])
+@pytest.mark.parametrize("others", [3, 7, 15])
+def test_a_circle_with_a_member_that_waited_has_the_liar_pay_too(others, lie):
+    """x ends the round for m0 alone, which still waits, and says that m1 did so for it: no member can tell who lies."""
+    honest = [f"m{number}" for number in range(others)]
+    books = Books(*honest[-2:], members=(*honest, LIAR), x=15)
+    for _ in range(2):
+        books.fail(m0="waiting x by x", m1="word m0", **dict.fromkeys(honest[2:], "word m1"), x=lie)
+        for owner in honest[-2:]:
+            assert set(books.books[owner]._disputes) == pairs("m0 x", "m0 m1", "m1 x")
+    for owner in honest[-2:]:
+        assert books.refused(owner) == {LIAR}
+
+
+@pytest.mark.parametrize("lie", ["contribution m0", "reduced m0", "stream m0", "word m0"])
+@pytest.mark.parametrize("others", [3, 7, 15])
+def test_who_has_another_end_the_round_for_a_member_that_waits_is_in_dispute(others, lie):
+    """x joined all but m0, and gave up to m1 alone, which passed that on."""
+    honest = [f"m{number}" for number in range(others)]
+    books = Books(*honest[-2:], members=(*honest, LIAR))
+    for _ in range(2):
+        books.fail(m0="waiting x by m1", m1="word x", **dict.fromkeys(honest[2:], "word m1"), x=lie)
+        for owner in honest[-2:]:
+            found = set(books.books[owner]._disputes)
+            assert found
+            assert all(LIAR in pair for pair in found) or len(found) == 3
+
+
+def test_who_withholds_its_join_from_all_is_not_excused_by_another_that_ended_the_round():
+    books = Books(*HONEST, x=15)
+    for _ in range(2):
+        books.fail(**dict.fromkeys(HONEST, "join x"), x="waiting a by b")
+    for owner in HONEST:
+        assert books.refused(owner) == {LIAR}
+        assert set(books.books[owner]._disputes) == set()
 
 
 def test_who_stalls_and_says_that_another_ended_its_round_is_in_dispute_with_that_one_alone():

@@ -57,6 +57,24 @@ async def test_a_group_whose_roster_came_too_late_makes_no_round(network, tmp_pa
     assert declined == ["late"]
 
 
+@pytest.mark.parametrize("joined", [True, False])
+async def test_a_group_re_forms_for_a_newcomer_unless_most_others_have_joined(network, tmp_path, joined):
+    rounds = rounds_at_genesis(network, tmp_path, Run(tmp_path / "others"), [])
+    stays, forms = SimpleNamespace(others=()), SimpleNamespace(id="new", others=(), leader="")
+
+    async def next_round(*_):
+        return stays
+
+    async def match(_):
+        return forms
+
+    rounds._exchange.can_continue, rounds._exchange.next_round = lambda _: frozenset("abc"), next_round
+    rounds._exchange.most_wait = lambda: joined
+    rounds._matchmaker.newcomers, rounds._matchmaker.match = lambda _: ["x"], match
+    rounds._matchmaker.included = lambda _: None
+    assert await rounds.match(Due(1, 100, rounds.store.memory.snapshot)) is (stays if joined else forms)
+
+
 async def test_few_who_have_waited_for_the_others_in_vain_wait_once(network, tmp_path):
     run = Run(tmp_path / "others")
     rounds = rounds_at_genesis(network, tmp_path, run, [])

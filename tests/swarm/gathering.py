@@ -94,6 +94,9 @@ class Itself:
     def nudge(self, *claim):
         self._member.nudges.append(claim)
 
+    def expects(self, group):
+        """Its streams are not under test."""
+
     def decline(self, group, abort):
         """Nobody is told."""
 

@@ -154,9 +154,11 @@ class Follower:
 
     def _accept(self, body: bytes, sealed: bytes, join: JoinMessage, leader: str) -> Group:
         try:
-            return replace(self._rosters.read(body, sealed, join, leader), leader=leader)
+            group = replace(self._rosters.read(body, sealed, join, leader), leader=leader)
         except ProtocolError as error:
             raise self._nonsense(leader, f"bad roster: {error}") from None
+        self._me.expects(group)
+        return group
 
     async def _heed(self, reject: RejectMessage, leader: str, began: float) -> None:
         position = self._me.position()

@@ -190,6 +190,7 @@ class Leader:
         joins[self._node.peer_id] = (sealed, join)
         message, group = self._rosters.write(joins)
         group = replace(group, leader=self._node.peer_id)
+        self._me.expects(group)
         left: list[str] = []
         for peer_id in joins:
             self._lobby.leave(peer_id)

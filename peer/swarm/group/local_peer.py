@@ -65,5 +65,8 @@ class LocalPeer(Protocol):
     def nudge(self, donor: str, lineage_id: str) -> None:
         """A peer on a heavier lineage has shown itself: catch up from it."""
 
+    def expects(self, group: Group) -> None:
+        """A group has formed, of which members may open streams before this peer begins its round."""
+
     def decline(self, group: Group, abort: RoundAborted) -> None:
         """Tell the members of a group that has formed that its round does not begin, and why."""

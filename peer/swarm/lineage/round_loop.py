@@ -100,6 +100,9 @@ class LineageRounds(RoundLoop[StateStore]):
     def cost(self, peer_id: str, seconds: float) -> None:
         self._guard.cost(peer_id, seconds)
 
+    def expects(self, group: Group) -> None:
+        self._exchange.group_streams.expect(group)
+
     def decline(self, group: Group, abort: RoundAborted) -> None:
         self._exchange.group_streams.decline(group, abort)
 

@@ -37,6 +37,7 @@ class GroupStreams:
         self._changed = asyncio.Condition()
         self._early = Admission(EARLY_STREAMS, EARLY_STREAMS_OF_ONE)
         self._declined: deque[str] = deque(maxlen=DECLINED_KEPT)
+        self._expected: deque[str] = deque(maxlen=DECLINED_KEPT)
         self._unknown: BoundedMap[str, set[str]] = BoundedMap(UNKNOWN_KEPT)
         self._ended: BoundedMap[str, tuple[PersistentGroup, set[str], RoundAborted]] = BoundedMap(ENDED_KEPT)
 
@@ -56,6 +57,10 @@ class GroupStreams:
             persistent.outbound[peer_id] = stream
             await stream.send_message(Kind.HELLO, HelloMessage(group_id=persistent.identifier))
         return stream
+
+    def expect(self, group: Group) -> None:
+        """This peer has the roster of a group, and will soon begin its round."""
+        self._expected.append(group.id)
 
     def gave_up(self, group: Group) -> bool:
         """Whether this peer has told members of this group, other than its leader, that it has no roster of it."""
@@ -122,11 +127,12 @@ class GroupStreams:
             with self._early.of(remote) as admitted:
                 if not admitted:
                     raise ProtocolError(f"too many streams wait for unknown groups: {self._early.usage(remote)}")
-                try:
-                    async with self._changed:
-                        await asyncio.wait_for(self._changed.wait_for(settled), self._node.timing.late_roster_s)
-                except TimeoutError:
-                    return None
+                for timeout_s in (self._node.timing.late_roster_s, self._node.timing.first_frame_s):
+                    with contextlib.suppress(TimeoutError):
+                        async with self._changed:
+                            await asyncio.wait_for(self._changed.wait_for(settled), timeout_s)
+                    if settled() or identifier not in self._expected:
+                        break
         return known()
 
 

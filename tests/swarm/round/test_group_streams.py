@@ -99,6 +99,23 @@ async def test_a_member_is_told_once_that_its_group_has_ended_and_nobody_else_is
     assert identifier not in group_streams._ended
 
 
+async def test_a_member_that_has_the_roster_may_begin_later_than_the_others(network):
+    network.retime(first_frame_s=5.0, late_roster_s=0.05)
+    table, waited = Table(network, 2), []
+    await table.exchanges[0].start()
+    await table.exchanges[1].start()
+    for known in (False, True):
+        if known:
+            table.exchanges[0].group_streams.expect(table.groups[0])
+        began = asyncio.get_running_loop().time()
+        stream = await table.speak(1, 0)
+        ending = asyncio.ensure_future(stream.closed())
+        await asyncio.wait([ending], timeout=1.0)
+        waited.append(asyncio.get_running_loop().time() - began >= 1.0)
+        ending.cancel()
+    assert waited == [False, True]
+
+
 async def test_a_member_of_a_group_that_has_ended_still_says_why_it_gives_up(network):
     network.retime(first_frame_s=0.2, late_roster_s=0.2)
     table, heard = Table(network, 2), []

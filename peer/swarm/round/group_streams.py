@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable
+from weakref import WeakValueDictionary
 
 from peer.errors import ProtocolError
 from peer.outer.round import Group, RoundAborted
@@ -39,7 +40,8 @@ class GroupStreams:
         self._declined: deque[str] = deque(maxlen=DECLINED_KEPT)
         self._expected: deque[str] = deque(maxlen=DECLINED_KEPT)
         self._unknown: BoundedMap[str, set[str]] = BoundedMap(UNKNOWN_KEPT)
-        self._ended: BoundedMap[str, tuple[PersistentGroup, set[str], RoundAborted]] = BoundedMap(ENDED_KEPT)
+        self._ended: BoundedMap[str, tuple[set[str], RoundAborted]] = BoundedMap(ENDED_KEPT)
+        self._judged: WeakValueDictionary[str, PersistentGroup] = WeakValueDictionary()  # until it is settled
 
     async def start(self) -> None:
         await self._node.serve(self._name, "round", self._on_stream)
@@ -77,7 +79,9 @@ class GroupStreams:
         """A member that connects after the group ended was suspended while holding an old roster: tell it once, so that
         it joins the others. Otherwise it would wait for them until its deadline.
         """
-        self._ended[persistent.identifier] = persistent, set(persistent.members), abort
+        why = RoundAborted(abort.phase, abort.reason, abort.culprit)  # without the frames that the exception holds
+        self._ended[persistent.identifier] = set(persistent.members), why
+        self._judged[persistent.identifier] = persistent
         self._node.spawn(self.changed())
 
     async def _decline(self, peer_id: str, group_id: str, abort: RoundAborted) -> None:
@@ -102,16 +106,25 @@ class GroupStreams:
         if persistent is None and hello.group_id in self._declined:
             return  # the refusal is under way; it has not arrived yet
         if persistent is None and (known := self._ended.get(hello.group_id)) is not None:
-            ended, members, abort = known
+            members, why = known
             if stream.remote in members:
                 members.remove(stream.remote)
-                self._node.spawn(self._decline(stream.remote, hello.group_id, abort))
-                await _last_words(ended, stream, self._node.timing.first_frame_s)
+                self._node.spawn(self._decline(stream.remote, hello.group_id, why))
+                await self._last_words(hello.group_id, stream)
                 return
         if persistent is None:
             await self._say_unknown(hello.group_id, stream.remote)
             raise ProtocolError(f"{stream.remote} speaks for group {hello.group_id[:12]}, which it is not expected in")
         await persistent.follow(stream)
+
+    async def _last_words(self, group_id: str, stream: FrameStream) -> None:
+        """Why a member gives up a round that this peer has given up already, if that is what it says."""
+        timeout_s = self._node.timing.first_frame_s
+        with contextlib.suppress(StreamClosedError, ProtocolError):
+            async with stream.within(timeout_s, "said nothing"):
+                _, body = await stream.receive({Kind.ABORT: MAX_MESSAGE_BYTES})
+            if (ended := self._judged.get(group_id)) is not None:
+                ended.hear(stream.remote, parse_json(AbortMessage, body))
 
     async def _group_of(self, identifier: str, remote: str) -> PersistentGroup | None:
         """The group with this id; a stream may arrive a little before this member's own roster does."""
@@ -134,11 +147,3 @@ class GroupStreams:
                     if settled() or identifier not in self._expected:
                         break
         return known()
-
-
-async def _last_words(ended: PersistentGroup, stream: FrameStream, timeout_s: float) -> None:
-    """Why a member gives up a round that this peer has given up already, if that is what it says."""
-    with contextlib.suppress(StreamClosedError, ProtocolError):
-        async with stream.within(timeout_s, "said nothing"):
-            _, body = await stream.receive({Kind.ABORT: MAX_MESSAGE_BYTES})
-        ended.hear(stream.remote, parse_json(AbortMessage, body))

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 
 import pytest
 
@@ -12,6 +11,14 @@ from peer.swarm.round import group_streams as hellos_module
 from peer.swarm.round.giving_up import no_roster
 from tests.swarm.gathering import until
 from tests.swarm.table import NAME, Table, other_digest
+
+
+class Ended:
+    """A group that has ended, as far as its streams know it."""
+
+    def __init__(self, identifier, members):
+        self.identifier, self.members = identifier, members
+
 
 
 async def test_who_declines_ends_the_round_of_those_who_have_begun_at_once(network):
@@ -82,7 +89,7 @@ async def test_a_member_is_told_once_that_its_group_has_ended_and_nobody_else_is
     monkeypatch.setattr(group_streams, "_decline", decline)
     identifier = table.groups[0].id
     ended = RoundAborted("match", "the group has ended")
-    group_streams.ended(SimpleNamespace(identifier=identifier, members={node.peer_id for node in table.nodes}), ended)
+    group_streams.ended(Ended(identifier, {node.peer_id for node in table.nodes}), ended)
     for node in (table.nodes[1], outsider, table.nodes[1]):
         stream = await node.open(table.nodes[0].peer_id, NAME, "round")
         await stream.send_message(Kind.HELLO, HelloMessage(group_id=identifier))
@@ -94,7 +101,7 @@ async def test_a_member_is_told_once_that_its_group_has_ended_and_nobody_else_is
     assert told[1:] == [(node.peer_id, identifier, no_roster) for node in (outsider, table.nodes[1])]
     assert caplog.text.count("which it is not expected in") == 2
     for number in range(hellos_module.ENDED_KEPT):
-        group_streams.ended(SimpleNamespace(identifier=str(number), members=()), ended)
+        group_streams.ended(Ended(str(number), ()), ended)
     assert len(group_streams._ended) == hellos_module.ENDED_KEPT
     assert identifier not in group_streams._ended
 
@@ -120,10 +127,8 @@ async def test_a_member_of_a_group_that_has_ended_still_says_why_it_gives_up(net
     network.retime(first_frame_s=0.2, late_roster_s=0.2)
     table, heard = Table(network, 2), []
     await table.exchanges[0].start()
-    group = SimpleNamespace(
-        identifier=table.groups[0].id, members={node.peer_id for node in table.nodes},
-        hear=lambda remote, message: heard.append((remote, message.lacks, message.lacking)),
-    )  # fmt: skip
+    group = Ended(table.groups[0].id, {node.peer_id for node in table.nodes})
+    group.hear = lambda remote, message: heard.append((remote, message.lacks, message.lacking))
     table.exchanges[0].group_streams.ended(group, RoundAborted("match", "the group has ended"))
     await table.exchanges[1].group_streams._decline(table.nodes[0].peer_id, group.identifier, no_roster("x"))
     await until(lambda: heard)

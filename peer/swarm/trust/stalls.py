@@ -60,7 +60,7 @@ class StallBook:
         self._failures: BoundedMap[str, FailedRound] = BoundedMap(GROUPS_KEPT)
         self._debts = Debts(clock, timing.longest_refusal_s)
         self._disputes: ExpiringSet[Peers] = ExpiringSet(clock, timing.dispute_s)
-        self._held: ExpiringSet[str] = ExpiringSet(clock, timing.stall_words_s)
+        self._held: ExpiringSet[str] = ExpiringSet(clock, timing.stall_words_s + timing.late_roster_s)
         self._refused: ExpiringSet[str] = ExpiringSet(clock)
         self._shunned: ExpiringSet[str] = ExpiringSet(clock)
         self._news: set[str] = set()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from peer.swarm.round.giving_up import Lack
+from peer.swarm.runtime.timing import STANDARD
 from tests.swarm.trust.stalled import HONEST, LIAR, LOST_S, Books
 
 
@@ -211,3 +213,13 @@ def test_who_has_no_roster_is_in_dispute_with_its_leader_whatever_that_says(othe
         books.fail(m0="roster x", **dict.fromkeys(honest[1:], "contribution m0"), **liar)
     for owner in honest[-2:]:
         assert set(books.books[owner]._disputes) == pairs("m0 x")
+
+
+def test_who_may_stall_has_no_seat_until_a_member_without_a_roster_had_its_time():
+    books = Books("a")
+    book, words_s = books.books["a"], STANDARD.stall_words_s + STANDARD.late_roster_s
+    book.told("group", books.members, "a", Lack("stream", frozenset({LIAR})), LOST_S)
+    books.clock.now += 0.95 * words_s
+    assert book.refuses(LIAR)
+    books.clock.now += 0.1 * words_s
+    assert not book.refuses(LIAR)

@@ -22,7 +22,7 @@ from peer.swarm.runtime.expiring import BoundedMap
 EARLY_STREAMS = 64
 EARLY_STREAMS_OF_ONE = 2
 DECLINED_KEPT = ENDED_KEPT = 16
-UNKNOWN_KEPT = 64
+TOLD_KEPT = 1024
 
 
 class GroupStreams:
@@ -39,7 +39,7 @@ class GroupStreams:
         self._early = Admission(EARLY_STREAMS, EARLY_STREAMS_OF_ONE)
         self._declined: deque[str] = deque(maxlen=DECLINED_KEPT)
         self._expected: deque[str] = deque(maxlen=DECLINED_KEPT)
-        self._unknown: BoundedMap[str, set[str]] = BoundedMap(UNKNOWN_KEPT)
+        self._told: BoundedMap[tuple[str, str], None] = BoundedMap(TOLD_KEPT)  # (group, peer): no roster of it is here
         self._ended: BoundedMap[str, tuple[set[str], RoundAborted]] = BoundedMap(ENDED_KEPT)
         self._judged: WeakValueDictionary[str, PersistentGroup] = WeakValueDictionary()  # until it is settled
 
@@ -66,7 +66,7 @@ class GroupStreams:
 
     def gave_up(self, group: Group) -> bool:
         """Whether this peer has told members of this group, other than its leader, that it has no roster of it."""
-        return bool(self._unknown.get(group.id, set()) - {group.leader})
+        return any((group.id, peer_id) in self._told for peer_id in group.others if peer_id != group.leader)
 
     def decline(self, group: Group, abort: RoundAborted) -> None:
         """Tell the members of a group that has formed that this peer does not begin its round."""
@@ -95,9 +95,8 @@ class GroupStreams:
 
     async def _say_unknown(self, group_id: str, remote: str) -> None:
         """Tell a peer once that this one has no roster of its group: a leader may have withheld it from this one."""
-        told = self._unknown.setdefault(group_id, set())
-        if remote not in told:
-            told.add(remote)
+        if (group_id, remote) not in self._told:
+            self._told[group_id, remote] = None
             await self._decline(remote, group_id, no_roster(remote))
 
     async def _on_stream(self, stream: FrameStream) -> None:

@@ -49,9 +49,9 @@ async def test_a_group_whose_roster_came_too_late_makes_no_round(network, tmp_pa
     due = Due(1, 100, rounds.store.memory.snapshot)
     assert await rounds.match(due) is group
     rounds._exchange.group_streams.decline = lambda group, _: declined.append(group.id)
-    rounds._exchange.group_streams._unknown[group.id] = {"x"}  # its leader alone, before it sent the roster
+    rounds._exchange.group_streams._told["late", "x"] = None  # its leader alone, before it sent the roster
     assert await rounds.match(due) is group
-    rounds._exchange.group_streams._unknown[group.id].add("y")
+    rounds._exchange.group_streams._told["late", "y"] = None
     with pytest.raises(RoundAborted, match="the roster came too late"):
         await rounds.match(due)
     assert declined == ["late"]

@@ -179,3 +179,18 @@ async def test_streams_for_unknown_groups_are_limited_for_each_peer(network, mon
     updates = [await table.exchange(0), *[await task for task in late]]
     assert len({outcome.update.payload for outcome in updates}) == 1
     assert "streams wait for unknown groups" in caplog.text
+
+
+async def test_strangers_that_speak_for_made_up_groups_take_a_bounded_place(network, monkeypatch):
+    table = Table(network, 2)
+    group_streams, told = table.exchanges[0].group_streams, []
+
+    async def decline(peer_id, group_id, _):
+        told.append((peer_id, group_id))
+
+    monkeypatch.setattr(group_streams, "_decline", decline)
+    for number in range(hellos_module.TOLD_KEPT + 10):
+        for _ in range(2):
+            await group_streams._say_unknown("made up", f"stranger {number}")
+    assert len(told) == hellos_module.TOLD_KEPT + 10  # each once
+    assert len(group_streams._told) == hellos_module.TOLD_KEPT

@@ -104,7 +104,7 @@ def test_a_layer_saves_no_less_than_the_estimate(architecture, precision):
 
 
 def saved_bytes(architecture: str, layers: int, precision: str) -> int:
-    """What a forward pass of TOKENS tokens keeps besides the parameters, each storage once."""
+    """Bytes that a forward pass of TOKENS tokens saves for its backward pass, without the parameters."""
     config = AutoConfig.for_model(
         architecture, vocab_size=300, hidden_size=WIDTH, num_hidden_layers=layers, num_attention_heads=4,
         **{"ffn_dim" if architecture == "opt" else "intermediate_size": 4 * WIDTH},

@@ -204,8 +204,8 @@ class Exchange:
         signature = self._node.identity.sign(VOTE_DOMAIN, bytes.fromhex(link_id)).hex()
         buffers.own.vote.set_result(buffers.waited.vote(link_id, signature))
         odd = partial(self._observer.odd_vote, buffers)
-        votes_at = {peer_id: inbox.vote for peer_id, inbox in buffers.inboxes.items()}
-        buffers.times.came["vote"] = done_at(votes_at, self._clock)
+        voting = {peer_id: inbox.vote for peer_id, inbox in buffers.inboxes.items()}
+        buffers.times.came["vote"] = done_at(voting, self._clock)
         with closing(VoteCount(buffers, link, {group.me: signature}, self._clock, odd)) as votes:
             try:
                 await votes.decide(self._node.timing.late_vote_s)

@@ -279,7 +279,9 @@ def ranking(rows: Sequence[RaceRow]) -> Iterator[tuple[str, ...]]:
 
 
 def draw_gaps(path: Path, title: str, along: str, ticks: Mapping[float, str], lines: Mapping[str, Gaps]) -> None:
-    """Write a PNG: percent of loss above data parallelism, a line for each name; of three, the first has numbers.
+    """Write a PNG: percent of loss above data parallelism, a line for each name.
+
+    Where all lines have a dozen points at most, each has its number; else those of the first line.
 
     Args:
         along: what the horizontal axis is of, logarithmic.
@@ -288,10 +290,12 @@ def draw_gaps(path: Path, title: str, along: str, ticks: Mapping[float, str], li
     picture = Picture(figsize=(7.2, 4.2), dpi=120, layout="constrained")
     FigureCanvasAgg(picture)
     axes = picture.subplots()
-    for (name, gaps), colour in zip(lines.items(), COLOURS, strict=False):
+    few = sum(map(len, lines.values())) <= 12
+    for number, ((name, gaps), colour) in enumerate(zip(lines.items(), COLOURS, strict=False)):
         axes.plot(list(gaps), list(gaps.values()), "o-", color=colour, linewidth=1.2, markersize=4, label=name)
-        for place, percent in gaps.items() if len(lines) < 3 or name == next(iter(lines)) else ():
-            axes.annotate(f"{percent:+.1f}%", (place, percent), (0, -12), textcoords="offset points", ha="center",
+        above = 7 if number == 1 else -12
+        for place, percent in gaps.items() if few or number == 0 else ():
+            axes.annotate(f"{percent:+.1f}%", (place, percent), (0, above), textcoords="offset points", ha="center",
                           fontsize=8, color=colour)  # fmt: skip
     axes.set_xscale("log")
     if ticks:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from benchmarks.figures import BenchReport, Figure, Say, check_count, documents, run_benchmark
 from benchmarks.race import (
+    AVERAGED_BASELINE,
     DATA_PARALLELISM,
     HEADER,
     PEERS,
@@ -27,7 +28,7 @@ from peer.sim.campaign.plan import load_task, meta_layout
 
 NAME = "scaling"
 ABOUT = "The gap of the default recipe to the best data parallelism, by the size of the model"
-SIZES = {"0.03M": (32, 2), "0.1M": (48, 3), "0.2M": (64, 4), "0.8M": (128, 4)}  # channels, layers
+SIZES = {"0.03M": (32, 2), "0.1M": (48, 3), "0.2M": (64, 4), "0.3M": (80, 4), "0.8M": (128, 4)}  # channels, layers
 TOKENS_EACH = 50
 LEAST_SCREEN = 2_688_800  # of the smallest screen: fewer have too few rounds
 # Charles et al. 2025, arXiv 2503.09799: parameters, loss of DiLoCo with 4 replicas (fp32, H = 30), of data parallelism.
@@ -40,40 +41,55 @@ def measure(arguments: argparse.Namespace, say: Say) -> BenchReport:
     check_count("--tokens-each", arguments.tokens_each, 1)
     check_count("--peers", arguments.peers, 2)
     notes = list[str]()
-    rows: list[RaceRow] = []
-    for size in dict.fromkeys(arguments.sizes):
+    rows, searched = list[RaceRow](), list[RaceRow]()
+    for size in dict.fromkeys([*arguments.sizes, *arguments.searched]):
         if size not in SIZES:
-            raise UserError(f"--sizes {size}: no such size", f"known: {', '.join(SIZES)}")
+            flag = "--sizes" if size in arguments.sizes else "--searched"
+            raise UserError(f"{flag} {size}: no such size", f"known: {', '.join(SIZES)}")
         manifest = with_size(load_task(TASK), *SIZES[size])
         tokens = arguments.tokens_each * meta_layout(manifest).numel
         race = Race(manifest, arguments.resume, tokens, say, RunSetup.of(arguments, arguments.peers))
         start = arguments.recipe + ("," if ":" in arguments.recipe else ":")
         screen = max(tokens // SCREEN, min(tokens, LEAST_SCREEN))
         labels = [start + settings for settings in race.best_inner(start, screen)]
-        rows += race.run([*race.baselines(screen), *labels], tokens)
+        labels += race.baselines(screen)
+        if screen * SCREEN == tokens:
+            searched += race.run([label for label in labels if AVERAGED_BASELINE not in label], screen)
+        if size in arguments.sizes:
+            rows += race.run(labels, tokens)
         notes += filter(None, [race.note()])
-    gaps = by_size(rows)
+    gaps, early = by_size(rows), by_size(searched)
     if arguments.plot is not None:
-        lines = {f"here: {arguments.recipe}": gaps, "DiLoCo as published: a thirtieth": PUBLISHED}
+        lines = {
+            f"here: {arguments.recipe}, {arguments.tokens_each} tokens a parameter": gaps,
+            f"here, {arguments.tokens_each / SCREEN:g} tokens a parameter": early,
+            "DiLoCo as published: a thirtieth of the bytes": PUBLISHED,
+        }
         title = f"The gap by the size of the model, {arguments.peers} peers"
         draw_gaps(arguments.plot, title, "parameters of the model", {}, lines)
     options = ("--sizes", *arguments.sizes, "--tokens-each", str(arguments.tokens_each), "--recipe", arguments.recipe)
+    options += ("--searched", *arguments.searched) * bool(arguments.searched)
     options += ("--peers", str(arguments.peers)) * (arguments.peers != PEERS)
+    each, fewer = arguments.tokens_each, f"{arguments.tokens_each / SCREEN:g} tokens a parameter: "
     return BenchReport(
         name=NAME, about=ABOUT, seed=arguments.seed, options=options, samples={},
-        figures=tuple(Figure(name=f"{numel:,} parameters: gap", value=gap, unit="%") for numel, gap in gaps.items()),
-        table=(("parameters", *HEADER), *(
-            (f"{numel:,}", *line) for numel in gaps for line in ranking([row for row in rows if row.numel == numel])
+        figures=tuple(
+            Figure(name=f"{words}{numel:,} parameters: gap", value=gap, unit="%")
+            for words, line in (("", gaps), (fewer, early)) for numel, gap in line.items()
+        ),
+        table=(("parameters", "tokens", *HEADER), *(
+            (f"{numel:,}", f"{own[0].tokens:,}", *line) for of in (rows, searched) for numel in by_size(of)
+            for own in ([row for row in of if row.numel == numel],) for line in ranking(own)
         )),
         notes=(
-            f"{arguments.peers} simulated peers, {TASK} with other sizes, {arguments.tokens_each} tokens a parameter, "
-            "so that a larger model has more rounds, too. Rates of both inner optimizers of both sides were searched "
-            f"on a quarter of the tokens, at least {LEAST_SCREEN:,}, as in search. The picture has the published gaps "
-            "of DiLoCo beside them (fp32, every 30 steps, 20 tokens a parameter; Charles et al. 2025, arXiv "
-            "2503.09799)."
+            f"{arguments.peers} simulated peers, {TASK} with other sizes, {each} tokens a parameter, so that a larger "
+            "model has more rounds, too. Rates of both inner optimizers of both sides were searched on a quarter of "
+            f"the tokens, at least {LEAST_SCREEN:,}, as in search; where it was a quarter, the best runs of the search "
+            "stand beside the full ones (without an average of the steps). The picture has the published gaps of "
+            "DiLoCo beside them (fp32, every 30 steps, 20 tokens a parameter; Charles et al. 2025, arXiv 2503.09799)."
             + "".join(f"\n{note}" for note in notes)
         ),
-        more={"rows": documents(rows)},
+        more={"rows": documents([*rows, *searched])},
     )  # fmt: skip
 
 
@@ -100,6 +116,8 @@ if __name__ == "__main__":
     )
     sizes = f"of {' '.join(SIZES)} (default: all but the last: sixteen hours on two cores, or give it --device cuda)"
     parser.add_argument("--sizes", nargs="+", default=list(SIZES)[:-1], metavar="SIZE", help=sizes)
+    quarter = f"sizes of which only the search is made, on 1/{SCREEN} of the tokens (default: none)"
+    parser.add_argument("--searched", nargs="+", default=[], metavar="SIZE", help=quarter)
     tokens = f"a parameter (default: {TOKENS_EACH})"
     parser.add_argument("--tokens-each", type=int, default=TOKENS_EACH, metavar="N", help=tokens)
     parser.add_argument("--peers", type=int, default=PEERS, metavar="N", help=f"default: {PEERS}")

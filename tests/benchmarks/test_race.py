@@ -45,7 +45,7 @@ def small():
 
 def test_sizes_are_those_of_their_names():
     numels = {name: meta_layout(with_size(load_task(LONG), *size)).numel for name, size in scaling.SIZES.items()}
-    assert numels == {"0.03M": 33_696, "0.1M": 95_952, "0.2M": 215_104, "0.8M": 825_472}
+    assert numels == {"0.03M": 33_696, "0.1M": 95_952, "0.2M": 215_104, "0.3M": 331_600, "0.8M": 825_472}
     assert meta_layout(load_task(search.TASK)).numel == 215_104
     assert search.TOKENS == scaling.TOKENS_EACH * 215_104
 

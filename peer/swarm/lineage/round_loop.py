@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 from collections.abc import Iterable, Set
@@ -21,11 +20,11 @@ from peer.protocol.lineage import Certificate, Link
 from peer.swarm.catchup.chain_scout import ChainRules
 from peer.swarm.catchup.checkpoint_exchange import CheckpointExchange
 from peer.swarm.catchup.fork_choice import ForkChoice
-from peer.swarm.catchup.late_commits import NoAnswerError, find_continuation
 from peer.swarm.catchup.newest_checkpoint import NewestCheckpoint
 from peer.swarm.group.allotter import Allotter
 from peer.swarm.group.matchmaking import Matchmaker
 from peer.swarm.group.roster import RosterAuthority
+from peer.swarm.lineage.lookout import Lookout
 from peer.swarm.lineage.retry import RetryPolicy
 from peer.swarm.loop import RoundLoop, RunContext, read_directory
 from peer.swarm.round.exchange import Exchange
@@ -74,8 +73,7 @@ class LineageRounds(RoundLoop[StateStore]):
         self._asynchronous, self._stood = recipe.straggler.asynchronous, False
         self._regrouped: str | None = None
         self._unsupported: frozenset[str] = frozenset()  # the last group, if others do not follow its rounds
-        self._looked_back = False
-        self._reading: asyncio.Future[None] | None = None
+        self._lookout = Lookout(node, directory, self._matchmaker.membership, self._fork_choice, context.rng)
 
     # -- what others see ---------------------------------------------------------------------------------------------
 
@@ -206,7 +204,7 @@ class LineageRounds(RoundLoop[StateStore]):
     async def _wait_for_work(self) -> None:
         self.slot.work.clear()
         while not (self.slot.due or self._fork_choice.donors() or self.halted or self.finished):
-            await self._look_back()
+            await self._lookout.look_back()
             self._retry.settle()
             try:
                 await asyncio.wait_for(self.slot.work.wait(), self._node.timing.recheck_s)
@@ -274,7 +272,7 @@ class LineageRounds(RoundLoop[StateStore]):
         if members:
             self._regrouped = reason.reason
         await self._exchange.dissolve(reason)
-        await self._look_around()
+        await self._lookout.look_around()
         group = await self._matchmaker.match(due)
         self._matchmaker.included(group)
         if self._exchange.group_streams.gave_up(group):
@@ -290,46 +288,6 @@ class LineageRounds(RoundLoop[StateStore]):
         roster = frozenset({self._node.peer_id, *group.others})
         self._unsupported = frozenset() if self._fork_choice.scout.followed(roster) else roster
         return group
-
-    async def _look_back(self) -> None:
-        """Ask the last group once whether it continued, after a suspend, or if this machine has lost the others."""
-        looked, self._looked_back = self._looked_back, not self._directory.fresh
-        if self._looked_back and not looked:
-            await self._ask_company()
-
-    async def _ask_company(self) -> None:
-        """Ask the last group whether it continued: it knows first. Reading the directory takes seconds if one of the
-        DHT's nodes is suspended.
-        """
-        timing, since_s = self._node.timing, self._node.clock() - self._fork_choice.caught_up_at
-        if not self.store.valid or since_s < timing.caught_up_s:
-            return
-        others, fork_choice = self._matchmaker.membership.company, self._fork_choice
-        with contextlib.suppress(NoAnswerError):
-            missed = await find_continuation(
-                fork_choice.fetcher, others, fork_choice.local_state, self._context.rng, timing.look_around_s
-            )
-            if missed is not None:
-                fork_choice.offer(*missed)
-
-    async def _look_around(self) -> None:
-        """Raise RoundAborted if others are ahead after a suspend: at its old position this peer would find only other
-        suspended ones, and wait for one of them. A peer with a persistent group does not wait for the directory.
-        """
-        if self._directory.peers and self._directory.fresh:
-            return
-        await self._ask_company()
-        if not self._fork_choice.donors():
-            if company := self._matchmaker.membership.company:  # they may be there, whatever the directory shows
-                if self._reading is None or self._reading.done():
-                    self._reading = self._node.spawn(self._directory.refresh())
-                for peer_id in company:
-                    self._matchmaker.membership.expect(peer_id)
-            elif not self._directory.peers:
-                await self._directory.refresh()
-                await self._fork_choice.look_around()
-        if donors := self._fork_choice.donors():
-            raise RoundAborted("match", f"{donors[0]} is on a heavier lineage", donors[0], behind=True)
 
     async def exchange(self, group: Group, due: Due, state: OuterState) -> Exchanged:
         self.store.snapshot_cache.priority.round_begins()

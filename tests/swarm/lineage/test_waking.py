@@ -51,10 +51,10 @@ async def test_who_has_just_caught_up_asks_nobody_where_the_others_are(network, 
     assert await rounds._fork_choice.catch_up()
     rounds._matchmaker.membership.expect(donor.peer_id)
     assert rounds._matchmaker.membership.expected() == [donor.peer_id]
-    await rounds._look_around()
+    await rounds._lookout.look_around()
     assert not called.is_set()
     rounds._fork_choice.caught_up_at -= STANDARD.caught_up_s
-    await rounds._look_around()
+    await rounds._lookout.look_around()
     assert called.is_set()
 
 

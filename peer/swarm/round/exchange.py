@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from peer.outer.round import Due, Exchanged, Group, RoundAborted
 from peer.outer.state.outer_state import OuterState
@@ -23,9 +22,10 @@ from peer.protocol.wire import AbortMessage, Kind
 from peer.swarm.group.roster import RosterAuthority
 from peer.swarm.net.node import Node
 from peer.swarm.round.deadline import DeadlineEstimator, usual_duration
-from peer.swarm.round.giving_up import GaveUpError, Lack, StalledError, abort_message
+from peer.swarm.round.giving_up import Lack, StalledError, abort_message
 from peer.swarm.round.group_streams import GroupStreams
 from peer.swarm.round.inbox import RoundBuffers
+from peer.swarm.round.joining import Joining, Newcomer, never
 from peer.swarm.round.lateness import Lateness
 from peer.swarm.round.observer import RoundObserver, Unobserved
 from peer.swarm.round.outbox import bounded, start_senders
@@ -36,26 +36,9 @@ from peer.swarm.round.strategy import ExchangeStrategy
 from peer.swarm.round.votes import VoteCount
 from peer.swarm.runtime.buffer_pool import BufferPool
 from peer.swarm.runtime.futures import done_at, has_come
-from peer.swarm.runtime.tasks import cancel_and_wait, unless
+from peer.swarm.runtime.tasks import cancel_and_wait
 
 log = logging.getLogger(__name__)
-ALMOST = 0.9  # of the window to join: after it a member that has not come is late
-
-
-async def never() -> None:
-    """Default: never completes."""
-    await asyncio.Event().wait()
-
-
-async def _before_most(
-    newcomer: Callable[[], Coroutine[Any, Any, None]], joins: Mapping[str, asyncio.Future[Any]]
-) -> None:
-    """Return for a newcomer while most joins are still to come. Later the others may have begun: a member that leaves
-    them then fails a round.
-    """
-    await newcomer()
-    if 2 * sum(map(has_come, joins.values())) >= len(joins):
-        await never()
 
 
 class Exchange:
@@ -106,9 +89,8 @@ class Exchange:
         return 2 * sum(has_come(inbox.join) for inbox in inboxes.values()) >= max(1, len(inboxes))
 
     async def next_round(
-        self, due: Due, state: OuterState, position: Position, patience_s: float,
-        newcomer: Callable[[], Coroutine[Any, Any, None]] = never,
-    ) -> Group:  # fmt: skip
+        self, due: Due, state: OuterState, position: Position, patience_s: float, newcomer: Newcomer = never
+    ) -> Group:
         """The persistent group's next round: send what is ready, return when all have joined.
 
         Args:
@@ -126,25 +108,9 @@ class Exchange:
         times.opened = min(times.opened, self._clock())
         join, sealed = self._rosters.join(position, due.tokens, persistent.identifier, due.ranges)
         self._send(buffers, persistent, due, state, (Kind.JOIN, sealed))
-        waiting = {peer_id: inbox.join for peer_id, inbox in buffers.inboxes.items()}
-        times.joined = done_at(waiting, self._clock)
-        times.sealed = done_at({peer_id: inbox.sent for peer_id, inbox in buffers.inboxes.items()}, self._clock)
-        joining = asyncio.wait(waiting.values(), timeout=patience_s, return_when=asyncio.FIRST_EXCEPTION)
-        if (joined := await unless(_before_most(newcomer, waiting), joining)) is None:
-            left = RoundAborted("match", "others want to take part")
-            raise self._words.gives_up(persistent, left, buffers.waiting())
-        done, late = joined
-        broken = next((future.exception() for future in done if future.exception() is not None), None)
-        if isinstance(broken, RoundAborted):
-            abort = RoundAborted("match", broken.reason, broken.culprit)
-            late_joins = buffers.late_joins(self._clock() - ALMOST * patience_s)
-            ended_by = broken.remote if isinstance(broken, GaveUpError) else broken.culprit
-            raise self._words.gives_up(persistent, abort, late_joins or buffers.waiting(ended_by))
-        if late:
-            names = sorted(peer_id for peer_id, future in waiting.items() if future in late)
-            abort = RoundAborted("match", f"{', '.join(names)} did not come within {patience_s:.0f} s", names[0])
-            raise self._words.gives_up(persistent, abort, buffers.late_joins(self._clock()) or buffers.waiting())
-        joins = {peer_id: future.result() for peer_id, future in waiting.items()}
+        if (left := await Joining(buffers, self._clock).all_come(patience_s, newcomer)) is not None:
+            raise self._words.gives_up(persistent, *left)
+        joins = {peer_id: inbox.join.result() for peer_id, inbox in buffers.inboxes.items()}
         joins[self._node.peer_id] = sealed, join
         _, group = self._rosters.write(joins, buffers.wire.shares)
         buffers.joins = {peer_id: blob for peer_id, (blob, _) in joins.items()}

@@ -271,23 +271,6 @@ class RoundBuffers:
     def _has(self, stage: Stage, peer_id: str) -> bool:
         return self.inboxes[peer_id].has(stage) and (stage, peer_id) not in self.useless
 
-    def late_joins(self, before: float) -> Lack | None:
-        """The members that have not joined, if the round was open by then, or most others have signed what they sent:
-        then those members have joined elsewhere.
-        """
-        late = frozenset(peer_id for peer_id, inbox in self.inboxes.items() if not has_come(inbox.join))
-        begun = 2 * sum(has_come(inbox.sent) for inbox in self.inboxes.values()) > len(self.inboxes)
-        return Lack("join", late) if late and (begun or self.times.opened <= before) else None
-
-    def waiting(self, ended_by: str | None = None) -> Lack | None:
-        """The members that have not joined, whether or not they are late.
-
-        Args:
-            ended_by: the member that ended the round for this peer, if one did.
-        """
-        names = frozenset(peer_id for peer_id, inbox in self.inboxes.items() if not has_come(inbox.join))
-        return Lack("waiting", names, frozenset({ended_by} if ended_by else ())) if names else None
-
     def too_short(self, lack: Lack | None) -> bool:
         """Whether its deadline was, as far as this peer can tell. One of several others that is late proves nothing."""
         return lack is None or len(lack.names) > 1 or len(self.inboxes) == 1

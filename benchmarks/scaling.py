@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.figures import BenchReport, Figure, Say, check_count, documents, run_benchmark
@@ -36,16 +37,65 @@ LOSSES = ((35e6, 3.554, 3.485), (550e6, 2.673, 2.653), (2.4e9, 2.332, 2.326))
 PUBLISHED = {numel: 100.0 * (diloco / together - 1.0) for numel, diloco, together in LOSSES}
 
 
+@dataclass(frozen=True)
+class Races:
+    """The runs of all sizes.
+
+    Attributes:
+        full: after all tokens.
+        early: the best of the search, of each side, where it was made on a SCREENth of the tokens.
+        notes: of the races.
+    """
+
+    full: list[RaceRow] = field(default_factory=list)
+    early: list[RaceRow] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
 def measure(arguments: argparse.Namespace, say: Say) -> BenchReport:
     """Both sides with their best rate at each size."""
     check_count("--tokens-each", arguments.tokens_each, 1)
     check_count("--peers", arguments.peers, 2)
-    notes = list[str]()
-    rows, searched = list[RaceRow](), list[RaceRow]()
+    races = run_races(arguments, say)
+    gaps, early = by_size(races.full), by_size(races.early)
+    each, fewer = arguments.tokens_each, f"{arguments.tokens_each / SCREEN:g} tokens a parameter"
+    if arguments.plot is not None:
+        lines = {
+            f"here: {arguments.recipe}, {each} tokens a parameter": gaps,
+            f"here, {fewer}": early,
+            "DiLoCo as published: a thirtieth of the bytes": PUBLISHED,
+        }
+        title, along = f"The gap by the size of the model, {arguments.peers} peers", "parameters of the model"
+        draw_gaps(arguments.plot, title, along, {}, {name: line for name, line in lines.items() if line})
+    options = ("--sizes", *arguments.sizes, *(("--searched", *arguments.searched) if arguments.searched else ()))
+    options += ("--tokens-each", str(each), "--recipe", arguments.recipe)
+    options += ("--peers", str(arguments.peers)) * (arguments.peers != PEERS)
+    return BenchReport(
+        name=NAME, about=ABOUT, seed=arguments.seed, options=options, samples={},
+        figures=tuple(
+            Figure(name=f"{numel:,} parameters{after}: gap", value=gap, unit="%")
+            for after, line in (("", gaps), (f", {fewer}", early)) for numel, gap in line.items()
+        ),
+        table=(("parameters", "tokens", *HEADER), *table(races.full), *table(races.early)),
+        notes=(
+            f"{arguments.peers} simulated peers, {TASK} with other sizes, {each} tokens a parameter, so that a larger "
+            "model has more rounds, too. Rates of both inner optimizers of both sides were searched on a quarter of "
+            f"the tokens, at least {LEAST_SCREEN:,}, as in search; where it was a quarter, the best runs of the search "
+            "stand beside the full ones (without an average of the steps). The picture has the published gaps of "
+            "DiLoCo beside them (fp32, every 30 steps, 20 tokens a parameter; Charles et al. 2025, arXiv 2503.09799)."
+            + "".join(f"\n{note}" for note in races.notes)
+        ),
+        more={"rows": documents([*races.full, *races.early])},
+    )  # fmt: skip
+
+
+def run_races(arguments: argparse.Namespace, say: Say) -> Races:
+    """Search the rates at each size; then, unless only the search is wanted, run the best on all tokens."""
+    races = Races()
+    for flag, sizes in (("--sizes", arguments.sizes), ("--searched", arguments.searched)):
+        if unknown := [size for size in sizes if size not in SIZES]:
+            raise UserError(f"{flag} {unknown[0]}: no such size", f"known: {', '.join(SIZES)}")
     for size in dict.fromkeys([*arguments.sizes, *arguments.searched]):
-        if size not in SIZES:
-            flag = "--sizes" if size in arguments.sizes else "--searched"
-            raise UserError(f"{flag} {size}: no such size", f"known: {', '.join(SIZES)}")
         manifest = with_size(load_task(TASK), *SIZES[size])
         tokens = arguments.tokens_each * meta_layout(manifest).numel
         race = Race(manifest, arguments.resume, tokens, say, RunSetup.of(arguments, arguments.peers))
@@ -54,43 +104,19 @@ def measure(arguments: argparse.Namespace, say: Say) -> BenchReport:
         labels = [start + settings for settings in race.best_inner(start, screen)]
         labels += race.baselines(screen)
         if screen * SCREEN == tokens:
-            searched += race.run([label for label in labels if AVERAGED_BASELINE not in label], screen)
+            races.early.extend(race.run([label for label in labels if AVERAGED_BASELINE not in label], screen))
         if size in arguments.sizes:
-            rows += race.run(labels, tokens)
-        notes += filter(None, [race.note()])
-    gaps, early = by_size(rows), by_size(searched)
-    if arguments.plot is not None:
-        lines = {
-            f"here: {arguments.recipe}, {arguments.tokens_each} tokens a parameter": gaps,
-            f"here, {arguments.tokens_each / SCREEN:g} tokens a parameter": early,
-            "DiLoCo as published: a thirtieth of the bytes": PUBLISHED,
-        }
-        title = f"The gap by the size of the model, {arguments.peers} peers"
-        draw_gaps(arguments.plot, title, "parameters of the model", {}, lines)
-    options = ("--sizes", *arguments.sizes, "--tokens-each", str(arguments.tokens_each), "--recipe", arguments.recipe)
-    options += ("--searched", *arguments.searched) * bool(arguments.searched)
-    options += ("--peers", str(arguments.peers)) * (arguments.peers != PEERS)
-    each, fewer = arguments.tokens_each, f"{arguments.tokens_each / SCREEN:g} tokens a parameter: "
-    return BenchReport(
-        name=NAME, about=ABOUT, seed=arguments.seed, options=options, samples={},
-        figures=tuple(
-            Figure(name=f"{words}{numel:,} parameters: gap", value=gap, unit="%")
-            for words, line in (("", gaps), (fewer, early)) for numel, gap in line.items()
-        ),
-        table=(("parameters", "tokens", *HEADER), *(
-            (f"{numel:,}", f"{own[0].tokens:,}", *line) for of in (rows, searched) for numel in by_size(of)
-            for own in ([row for row in of if row.numel == numel],) for line in ranking(own)
-        )),
-        notes=(
-            f"{arguments.peers} simulated peers, {TASK} with other sizes, {each} tokens a parameter, so that a larger "
-            "model has more rounds, too. Rates of both inner optimizers of both sides were searched on a quarter of "
-            f"the tokens, at least {LEAST_SCREEN:,}, as in search; where it was a quarter, the best runs of the search "
-            "stand beside the full ones (without an average of the steps). The picture has the published gaps of "
-            "DiLoCo beside them (fp32, every 30 steps, 20 tokens a parameter; Charles et al. 2025, arXiv 2503.09799)."
-            + "".join(f"\n{note}" for note in notes)
-        ),
-        more={"rows": documents([*rows, *searched])},
-    )  # fmt: skip
+            races.full.extend(race.run(labels, tokens))
+        races.notes.extend(filter(None, [race.note()]))
+    return races
+
+
+def table(rows: Sequence[RaceRow]) -> Iterator[tuple[str, ...]]:
+    """The ranking of each size."""
+    for numel in sorted({row.numel for row in rows}):
+        own = [row for row in rows if row.numel == numel]
+        for line in ranking(own):
+            yield f"{numel:,}", f"{own[0].tokens:,}", *line
 
 
 def by_size(rows: Sequence[RaceRow]) -> dict[float, float]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from argparse import Namespace
+from dataclasses import replace
 
 import pytest
 
@@ -199,6 +201,40 @@ def test_each_size_has_the_gap_of_its_best():
     rows = [row("ddp:a=1", 2.0), row("lagoon:a=1", 2.1), row("lagoon:a=2", 2.04),
             row("ddp:a=1", 1.0, numel=9), row("lagoon:a=1", 1.5, numel=9)]  # fmt: skip
     assert scaling.by_size(rows) == pytest.approx({9: 50.0, 33_696: 2.0})
+
+
+def test_runs_of_the_search_stand_beside_the_full_ones_where_it_was_a_quarter(monkeypatch):
+    asked = set()
+
+    class SizedRace(Scripted):
+        def __init__(self, manifest, *_):
+            super().__init__(lambda label: (2.0 if "ddp" in label else 2.1) + abs(rate_of(label) - 0.008))
+            self.size = meta_layout(manifest).numel
+
+        def run(self, labels, tokens):
+            asked.add((self.size, tokens))
+            return [replace(one, numel=self.size, tokens=tokens) for one in super().run(labels, tokens)]
+
+        def note(self):
+            return f"{self.size} parameters"
+
+    monkeypatch.setattr(scaling, "Race", SizedRace)
+    options = {"jobs": 1, "seed": 0, "device": "cpu", "resume": None, "recipe": "lagoon", "peers": 4, "tokens_each": 50}
+    races = scaling.run_races(Namespace(sizes=["0.1M", "0.2M"], searched=["0.8M"], **options), print)
+    assert asked == {
+        (95_952, 2_688_800), (95_952, 4_797_600), (215_104, 2_688_800), (215_104, 10_755_200), (825_472, 10_318_400),
+    }
+    assert scaling.by_size(races.full) == pytest.approx({95_952: 5.0, 215_104: 5.0})
+    assert scaling.by_size(races.early) == pytest.approx({215_104: 5.0, 825_472: 5.0})
+    assert {one.label for one in races.full} - {one.label for one in races.early} == {
+        f"ddp:average=0.99,inner.optimizer={name},inner.learning_rate=0.008" for name in ("adamw", "muon")
+    }
+    assert races.notes == ["95952 parameters", "215104 parameters", "825472 parameters"]
+    assert [line[:2] for line in scaling.table(races.early)][::4] == [
+        ("215,104", "2,688,800"), ("825,472", "10,318,400"),
+    ]
+    with pytest.raises(UserError, match="--searched 7M: no such size"):
+        scaling.run_races(Namespace(sizes=[], searched=["7M"], **options), print)
 
 
 def test_the_frontier_is_the_best_that_sends_as_little():

@@ -82,13 +82,6 @@ def check_host_ports(host_maddrs: Sequence[str]) -> None:
         raise _cannot_listen(problems)
 
 
-def check_port_free(address: HostAddress) -> None:
-    """As `check_host_ports`, for one parsed address."""
-    problem = _listen_problem(address)
-    if problem:
-        raise _cannot_listen([problem])
-
-
 def check_reachable(
     addresses: Sequence[PeerAddress],
     *,

@@ -8,8 +8,8 @@ import base58
 import pytest
 
 from peer.errors import UserError
-from peer.protocol.address import parse_host_address, parse_peer_address
-from peer.system.preflight import check_host_ports, check_output_dir, check_port_free, check_reachable, lock_identity
+from peer.protocol.address import parse_peer_address
+from peer.system.preflight import check_host_ports, check_output_dir, check_reachable, lock_identity
 
 PEER_ID = base58.b58encode(b"\x12\x20" + bytes(32)).decode()
 
@@ -68,7 +68,7 @@ def test_a_udp_port_in_use_is_found():
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         other.bind(("127.0.0.1", 0))
         with pytest.raises(UserError, match="is in use by another program"):
-            check_port_free(parse_host_address(f"/ip4/127.0.0.1/udp/{other.getsockname()[1]}/quic-v1"))
+            check_host_ports([f"/ip4/127.0.0.1/udp/{other.getsockname()[1]}/quic-v1"])
 
 
 def test_a_port_whose_last_connections_still_linger_is_free(listener):

@@ -104,19 +104,19 @@ async def test_a_member_whose_round_is_ended_while_it_waits_says_by_whom(network
 
 @COUNTS
 async def test_who_has_not_joined_is_not_late_while_the_window_is_open(network, tmp_path, count):
-    """The liar joins first, which opens the window of 3 s, and leaves after 2; the victim still trains."""
+    """The liar joins first, which opens the window of 6 s, and leaves after 4; the victim still trains."""
     circle, _, others, liar = await seated(network, tmp_path, count)
 
     async def joins(index):
         seat = circle.seats[index]
         with pytest.raises(RoundAborted) as caught:
-            await seat.exchange.next_round(Due(1, seat.tokens, circle.locals()[index]), seat.state, seat.position, 3.0)
+            await seat.exchange.next_round(Due(1, seat.tokens, circle.locals()[index]), seat.state, seat.position, 6.0)
         await seat.exchange.dissolve(caught.value, tell=True)
 
     group = liar.exchange._group.identifier
     first = asyncio.ensure_future(joins(count - 1))
     rest = [asyncio.ensure_future(joins(index)) for index in range(1, count - 1)]
-    await asyncio.sleep(2.0)
+    await asyncio.sleep(4.0)
     await liar.exchange.dissolve(RoundAborted("match", "others want to take part"))
     await asyncio.wait_for(asyncio.gather(*rest), 10.0)
     first.cancel()

@@ -244,8 +244,8 @@ class Exchange:
             await cancel_and_wait(persistent.buffers.senders.values())
             await self._strategy.revert()
         await cancel_and_wait(persistent.buffers.senders.values())
-        if tell:
-            await persistent.tell(abort_message(abort))
+        for peer_id in await persistent.tell(abort_message(abort)) if tell else ():
+            self._node.spawn(self.group_streams.say(peer_id, persistent.identifier, abort))
         self._close(persistent, abort)
 
     def on_join(self) -> None:

@@ -20,18 +20,26 @@ class Lack:
     Attributes:
         delayed_by: the members that explain why this one was late itself; of one that waited, the one that ended the
             round for it.
+        told: of one that gave up for a member's word, whom that word named.
     """
 
     stage: Stage
     names: frozenset[str]
     delayed_by: frozenset[str] = frozenset()
+    told: frozenset[str] = frozenset()
 
     @classmethod
     def said(cls, message: AbortMessage) -> Lack | None:
         """What a member says that it lacks; None: it does not explain itself."""
         if not (message.lacks and message.lacking):
             return None
-        return cls(message.lacks, frozenset(message.lacking), frozenset(message.delayed_by))
+        named = map(frozenset, (message.lacking, message.delayed_by, message.told))
+        return cls(message.lacks, *named)
+
+    @property
+    def blames(self) -> frozenset[str]:
+        """All whom it names."""
+        return self.names | self.delayed_by
 
 
 class GaveUpError(RoundAborted):
@@ -62,7 +70,8 @@ def seen_at(abort: RoundAborted, own_id: str, missing: Callable[[str], Lack | No
         missing: (member) -> the first stage of which nothing of use has come from it.
     """
     if isinstance(abort, GaveUpError):
-        return Lack("word" if Lack.said(abort.message) else "stream", frozenset({abort.remote}))
+        who, word = frozenset({abort.remote}), Lack.said(abort.message)
+        return Lack("stream", who) if word is None else Lack("word", who, told=word.blames)
     if abort.culprit is None or abort.culprit == own_id:
         return None
     return missing(abort.culprit) or Lack("stream", frozenset({abort.culprit}))
@@ -74,5 +83,6 @@ def abort_message(abort: RoundAborted) -> AbortMessage:
     if not isinstance(abort, StalledError):
         return message
     lack = abort.lack
-    said = {"lacks": lack.stage, "lacking": tuple(sorted(lack.names)), "delayed_by": tuple(sorted(lack.delayed_by))}
-    return message.model_copy(update=said)
+    named = {"lacking": lack.names, "delayed_by": lack.delayed_by, "told": lack.told}
+    said = {key: tuple(sorted(names)) for key, names in named.items()}
+    return message.model_copy(update={"lacks": lack.stage, **said})

@@ -73,7 +73,7 @@ class GroupStreams:
         self._declined.append(group.id)
         self._node.spawn(self.changed())
         for peer_id in group.others:
-            self._node.spawn(self._decline(peer_id, group.id, abort))
+            self._node.spawn(self.say(peer_id, group.id, abort))
 
     def ended(self, persistent: PersistentGroup, abort: RoundAborted) -> None:
         """A member that connects after the group ended was suspended while holding an old roster: tell it once, so that
@@ -84,7 +84,8 @@ class GroupStreams:
         self._judged[persistent.identifier] = persistent
         self._node.spawn(self.changed())
 
-    async def _decline(self, peer_id: str, group_id: str, abort: RoundAborted) -> None:
+    async def say(self, peer_id: str, group_id: str, abort: RoundAborted) -> None:
+        """Tell a member on a stream of its own why this peer is in a round of that group no longer."""
         with contextlib.suppress(StreamClosedError):
             stream = await self._node.open(peer_id, self._name, "round", self._node.timing.first_frame_s)
             try:
@@ -97,7 +98,7 @@ class GroupStreams:
         """Tell a peer once that this one has no roster of its group: a leader may have withheld it from this one."""
         if (group_id, remote) not in self._told:
             self._told[group_id, remote] = None
-            await self._decline(remote, group_id, no_roster(remote))
+            await self.say(remote, group_id, no_roster(remote))
 
     async def _on_stream(self, stream: FrameStream) -> None:
         hello = await stream.receive_message(Kind.HELLO, HelloMessage, self._node.timing.first_frame_s)
@@ -108,12 +109,15 @@ class GroupStreams:
             members, why = known
             if stream.remote in members:
                 members.remove(stream.remote)
-                self._node.spawn(self._decline(stream.remote, hello.group_id, why))
+                self._node.spawn(self.say(stream.remote, hello.group_id, why))
                 await self._last_words(hello.group_id, stream)
                 return
         if persistent is None:
             await self._say_unknown(hello.group_id, stream.remote)
             raise ProtocolError(f"{stream.remote} speaks for group {hello.group_id[:12]}, which it is not expected in")
+        if persistent.follows(stream.remote):  # its first one has ended in the middle of a frame
+            await self._last_words(hello.group_id, stream)
+            return
         await persistent.follow(stream)
 
     async def _last_words(self, group_id: str, stream: FrameStream) -> None:
@@ -122,7 +126,9 @@ class GroupStreams:
         with contextlib.suppress(StreamClosedError, ProtocolError):
             async with stream.within(timeout_s, "said nothing"):
                 _, body = await stream.receive({Kind.ABORT: MAX_MESSAGE_BYTES})
-            if (ended := self._judged.get(group_id)) is not None:
+            persistent = self._group()
+            known = persistent if persistent is not None and persistent.identifier == group_id else None
+            if (ended := known or self._judged.get(group_id)) is not None:
                 ended.hear(stream.remote, parse_json(AbortMessage, body))
 
     async def _group_of(self, identifier: str, remote: str) -> PersistentGroup | None:

@@ -57,12 +57,14 @@ class OwnWords:
         return RoundAborted("exchange", differ.reason, differ.remote)  # the two are in dispute
 
     def heard(self, persistent: PersistentGroup, remote: str, message: AbortMessage) -> None:
-        """Another member gave the round up, and said this. Who owed it a roster, this peer knows: the leader, in the
-        first round of a group.
+        """Another member gave the round up, and said this. In the first round of a group no member waits for joins, and
+        this peer knows who owed a roster: the leader.
         """
         lack = Lack.said(message)
         if lack is not None and lack.stage == "roster":
             lack = Lack("roster", frozenset({persistent.leader})) if persistent.leader else None
+        elif lack is not None and lack.stage in ("join", "waiting") and persistent.leader:
+            lack = None
         self._observer.gave_up(persistent, remote, lack, self._lost_s(persistent.buffers))
 
     def _with_delay(self, buffers: RoundBuffers, lack: Lack | None) -> Lack | None:

@@ -106,6 +106,10 @@ class PersistentGroup:
                 self.hear(remote, abort.message)
             self._fail(inbox, remote, abort)
 
+    def follows(self, remote: str) -> bool:
+        """Whether this member has opened its stream already."""
+        return remote in self._inbound
+
     def hear(self, remote: str, message: AbortMessage) -> None:
         """A member gives up, and says why."""
         self._owner.on_words(self, remote, message)
@@ -170,14 +174,15 @@ class PersistentGroup:
         """This peer waits for nothing more in it."""
         self.left_at = min(self.left_at, asyncio.get_running_loop().time())
 
-    async def tell(self, message: AbortMessage) -> None:
-        """Tell the others that this peer gives up, where a stream is not in the middle of a frame."""
+    async def tell(self, message: AbortMessage) -> list[str]:
+        """Tell the others that this peer gives up, where a stream is not in the middle of a frame. -> the others."""
         free = [stream for stream in self.outbound.values() if not stream.sending]
-        for stream in self.outbound.values():
-            if stream.sending:
-                stream.close()
+        busy = [peer_id for peer_id, stream in self.outbound.items() if stream.sending]
+        for peer_id in busy:
+            self.outbound[peer_id].close()
         sends = (stream.send_message(Kind.ABORT, message, self._timing.abort_timeout_s) for stream in free)
         await asyncio.gather(*sends, return_exceptions=True)
+        return busy
 
 
 async def abort_stream(stream: FrameStream, message: AbortMessage, timing: Timing) -> None:

@@ -62,7 +62,8 @@ class FailedRound:
         """What a member says that it lacks; what it says of itself, or of a stranger, is nothing."""
         if lack is not None:
             others = self.members - {member}
-            lack = replace(lack, names=lack.names & others, delayed_by=lack.delayed_by & others)
+            lack = replace(lack, names=lack.names & others, delayed_by=lack.delayed_by & others,
+                           told=lack.told & self.members)  # fmt: skip
         self.lacks[member] = lack if lack is not None and lack.names else None
 
     def loss(self, *, alone: bool = False) -> Loss:
@@ -75,7 +76,7 @@ class FailedRound:
 
     def disputes(self, *, hasty: bool = False) -> set[Peers]:
         """All pairs of which one member stalls or lies; `hasty`: also with those that may still explain themselves."""
-        self._words, withheld, pairs = self._heard(), self._withheld(), set[Peers]()
+        self._words, withheld, pairs = self._heard(), self._withheld(), self._two_faced()
         for accuser in self.lacks:
             lack = self._word(accuser)
             for peer_id in lack.names if lack is not None else ():
@@ -83,6 +84,19 @@ class FailedRound:
                     pairs |= instead
                 elif (blamed := self._blamed(accuser, peer_id, hasty=hasty)) not in (None, accuser):
                     pairs.add(frozenset({accuser, str(blamed)}))
+        return pairs
+
+    def _two_faced(self) -> set[Peers]:
+        """All that gave up for the word of one that has named others to them than to this peer, as at least half say,
+        and more than one liar can: an honest member tells all the same.
+        """
+        pairs = set[Peers]()
+        for one, lack in self.lacks.items():
+            told = {other: word.told - {one} for other, word in self.lacks.items()
+                    if word is not None and word.stage == "word" and word.names == {one} and word.told}  # fmt: skip
+            differing = [other for other, named in told.items() if lack is not None and named != lack.blames]
+            if len(differing) >= max(2, (len(self.members) - 2) / 2):
+                pairs |= {frozenset({one, other}) for other in told}
         return pairs
 
     def _word(self, member: str) -> Lack | None:
@@ -108,7 +122,7 @@ class FailedRound:
         """The members for whose join most wait: more than one liar can say."""
         waiting = Counter(name for lack in self.lacks.values() if lack is not None and lack.stage == "waiting"
                           for name in lack.names)  # fmt: skip
-        return frozenset(name for name, count in waiting.items() if 2 * count > len(self.members) - 1)
+        return frozenset(name for name, count in waiting.items() if count >= 2 and 2 * count >= len(self.members) - 1)
 
     def _instead(self, accuser: str, peer_id: str, withheld: Set[str]) -> set[Peers]:
         """The disputes in the place of one with a member that could not begin, or was delayed.
@@ -152,7 +166,9 @@ class FailedRound:
                 return peer_id if passed == {accuser, peer_id} else None  # the two name each other; or see `circled`
             passed.add(here)
         if lack is None:
-            return here if hasty or self.settled else None
+            waits = self.lacks.get(here)  # then it ended no round of its own accord
+            withheld = waits.names & self._withheld() - {accuser} if waits is not None else ()
+            return min(withheld, default=here if hasty or self.settled else None)
         if peer_id in lack.names:
             return peer_id if passed == {accuser, peer_id} else None
         silent = sorted(each for each in lack.names if self.lacks.get(each) is None)
@@ -161,8 +177,8 @@ class FailedRound:
     def circled(self) -> tuple[set[Peers], set[Peers]]:
         """The members that explain in a circle of three or more why they gave up. One of them lies: no member can have
         given up because of another that did so later. The one that most members name was the first that all heard, but
-        not where one of the circle still waited for joins: then another may have had the others hear one first. Two
-        that name each other are in dispute anyway, and make no circle.
+        where one of the circle still waited for joins, another may have had the others hear one first: then that counts
+        only in a circle of all members. Two that name each other are in dispute anyway, and make no circle.
 
         Returns:
             It and the member that it names, in dispute; and the pairs of a circle where most name no single one, but
@@ -179,7 +195,7 @@ class FailedRound:
             named = Counter(name for own in names.values() for name in own & circle)
             first = [one for one in circle if named[one] == max(named.values())]
             waited = any(lack is not None and lack.stage == "waiting" for lack in map(self.lacks.get, circle))
-            if len(circle) >= 3 and len(first) == 1 and not waited:
+            if len(circle) >= 3 and len(first) == 1 and (not waited or len(circle) == len(self.members)):
                 pairs |= {frozenset({first[0], cause}) for cause in causes[first[0]] & circle}
             elif 3 <= len(circle) < len(self.members):
                 unclear |= {frozenset({one, cause}) for one in circle for cause in causes[one] & circle}

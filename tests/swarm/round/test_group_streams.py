@@ -86,7 +86,7 @@ async def test_a_member_is_told_once_that_its_group_has_ended_and_nobody_else_is
     async def decline(peer_id, group_id, abort):
         told.append((peer_id, group_id, abort.reason))
 
-    monkeypatch.setattr(group_streams, "_decline", decline)
+    monkeypatch.setattr(group_streams, "say", decline)
     identifier = table.groups[0].id
     ended = RoundAborted("match", "the group has ended")
     group_streams.ended(Ended(identifier, {node.peer_id for node in table.nodes}), ended)
@@ -130,7 +130,7 @@ async def test_a_member_of_a_group_that_has_ended_still_says_why_it_gives_up(net
     group = Ended(table.groups[0].id, {node.peer_id for node in table.nodes})
     group.hear = lambda remote, message: heard.append((remote, message.lacks, message.lacking))
     table.exchanges[0].group_streams.ended(group, RoundAborted("match", "the group has ended"))
-    await table.exchanges[1].group_streams._decline(table.nodes[0].peer_id, group.identifier, no_roster("x"))
+    await table.exchanges[1].group_streams.say(table.nodes[0].peer_id, group.identifier, no_roster("x"))
     await until(lambda: heard)
     assert heard == [(table.nodes[1].peer_id, "roster", ("x",))]
 
@@ -188,7 +188,7 @@ async def test_strangers_that_speak_for_made_up_groups_take_a_bounded_place(netw
     async def decline(peer_id, group_id, _):
         told.append((peer_id, group_id))
 
-    monkeypatch.setattr(group_streams, "_decline", decline)
+    monkeypatch.setattr(group_streams, "say", decline)
     for number in range(hellos_module.TOLD_KEPT + 10):
         for _ in range(2):
             await group_streams._say_unknown("made up", f"stranger {number}")

@@ -71,7 +71,9 @@ def seen_at(abort: RoundAborted, own_id: str, missing: Callable[[str], Lack | No
     """
     if isinstance(abort, GaveUpError):
         who, word = frozenset({abort.remote}), Lack.said(abort.message)
-        return Lack("stream", who) if word is None else Lack("word", who, told=word.blames)
+        if word is None:
+            return Lack("stream", who)
+        return Lack("word", who, told=word.blames if word.stage != "roster" else frozenset())  # it names the listener
     if abort.culprit is None or abort.culprit == own_id:
         return None
     return missing(abort.culprit) or Lack("stream", frozenset({abort.culprit}))

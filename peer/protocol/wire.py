@@ -206,8 +206,8 @@ class VoteMessage(Spec):
 
 class AbortMessage(Spec):
     """A member aborts the round; `culprit` is the member through which the round failed, for a person. `lacks`: the
-    first stage that failed, and `lacking`: of which members; `delayed_by`: who had delayed this member by then; `told`:
-    whom the member named that ended the round for this one; claims, which no peer believes alone.
+    first stage that failed, and `lacking`: of which members; `delayed_by`: who had delayed this member by then; claims,
+    which no peer believes alone.
     """
 
     reason: Annotated[str, Field(max_length=300)]
@@ -215,7 +215,6 @@ class AbortMessage(Spec):
     lacks: Stage | None = None
     lacking: Annotated[tuple[PeerIdText, ...], Field(max_length=64)] = ()
     delayed_by: Annotated[tuple[PeerIdText, ...], Field(max_length=64)] = ()
-    told: Annotated[tuple[PeerIdText, ...], Field(max_length=64)] = ()
 
 
 class HistoryRequest(Spec):

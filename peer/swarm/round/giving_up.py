@@ -20,26 +20,18 @@ class Lack:
     Attributes:
         delayed_by: the members that explain why this one was late itself; of one that waited, the one that ended the
             round for it.
-        told: of one that gave up for a member's word, whom that word named.
     """
 
     stage: Stage
     names: frozenset[str]
     delayed_by: frozenset[str] = frozenset()
-    told: frozenset[str] = frozenset()
 
     @classmethod
     def said(cls, message: AbortMessage) -> Lack | None:
         """What a member says that it lacks; None: it does not explain itself."""
         if not (message.lacks and message.lacking):
             return None
-        named = map(frozenset, (message.lacking, message.delayed_by, message.told))
-        return cls(message.lacks, *named)
-
-    @property
-    def blames(self) -> frozenset[str]:
-        """All whom it names."""
-        return self.names | self.delayed_by
+        return cls(message.lacks, frozenset(message.lacking), frozenset(message.delayed_by))
 
 
 class GaveUpError(RoundAborted):
@@ -70,10 +62,7 @@ def seen_at(abort: RoundAborted, own_id: str, missing: Callable[[str], Lack | No
         missing: (member) -> the first stage of which nothing of use has come from it.
     """
     if isinstance(abort, GaveUpError):
-        who, word = frozenset({abort.remote}), Lack.said(abort.message)
-        if word is None:
-            return Lack("stream", who)
-        return Lack("word", who, told=word.blames if word.stage != "roster" else frozenset())  # it names the listener
+        return Lack("word" if Lack.said(abort.message) else "stream", frozenset({abort.remote}))
     if abort.culprit is None or abort.culprit == own_id:
         return None
     return missing(abort.culprit) or Lack("stream", frozenset({abort.culprit}))
@@ -85,6 +74,5 @@ def abort_message(abort: RoundAborted) -> AbortMessage:
     if not isinstance(abort, StalledError):
         return message
     lack = abort.lack
-    named = {"lacking": lack.names, "delayed_by": lack.delayed_by, "told": lack.told}
-    said = {key: tuple(sorted(names)) for key, names in named.items()}
-    return message.model_copy(update={"lacks": lack.stage, **said})
+    said = {"lacks": lack.stage, "lacking": tuple(sorted(lack.names)), "delayed_by": tuple(sorted(lack.delayed_by))}
+    return message.model_copy(update=said)

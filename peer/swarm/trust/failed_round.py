@@ -62,8 +62,7 @@ class FailedRound:
         """What a member says that it lacks; what it says of itself, or of a stranger, is nothing."""
         if lack is not None:
             others = self.members - {member}
-            lack = replace(lack, names=lack.names & others, delayed_by=lack.delayed_by & others,
-                           told=lack.told & self.members)  # fmt: skip
+            lack = replace(lack, names=lack.names & others, delayed_by=lack.delayed_by & others)
         self.lacks[member] = lack if lack is not None and lack.names else None
 
     def loss(self, *, alone: bool = False) -> Loss:
@@ -76,7 +75,7 @@ class FailedRound:
 
     def disputes(self, *, hasty: bool = False) -> set[Peers]:
         """All pairs of which one member stalls or lies; `hasty`: also with those that may still explain themselves."""
-        self._words, withheld, pairs = self._heard(), self._withheld(), self._two_faced()
+        self._words, withheld, pairs = self._heard(), self._withheld(), set[Peers]()
         for accuser in self.lacks:
             lack = self._word(accuser)
             for peer_id in lack.names if lack is not None else ():
@@ -84,19 +83,6 @@ class FailedRound:
                     pairs |= instead
                 elif (blamed := self._blamed(accuser, peer_id, hasty=hasty)) not in (None, accuser):
                     pairs.add(frozenset({accuser, str(blamed)}))
-        return pairs
-
-    def _two_faced(self) -> set[Peers]:
-        """All that gave up for the word of one that has named others to them than to this peer, as at least half say,
-        and more than one liar can: an honest member tells all the same.
-        """
-        pairs = set[Peers]()
-        for one, lack in self.lacks.items():
-            told = {other: word.told - {one} for other, word in self.lacks.items()
-                    if word is not None and word.stage == "word" and word.names == {one} and word.told}  # fmt: skip
-            differing = [other for other, named in told.items() if lack is not None and named != lack.blames]
-            if len(differing) >= max(2, (len(self.members) - 2) / 2):
-                pairs |= {frozenset({one, other}) for other in told}
         return pairs
 
     def _word(self, member: str) -> Lack | None:

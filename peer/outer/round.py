@@ -22,7 +22,8 @@ from peer.outer.state.outer_state import OuterState, bound_of
 from peer.outer.state.wire_format import AnyUpdate
 from peer.printable import printable
 from peer.protocol.lineage import Certificate, Link, Member, shares_of
-from peer.protocol.wire import JoinMessage, Stage
+from peer.protocol.wire import JoinMessage
+from peer.protocol.word import Stage
 
 Phase = Literal["match", "exchange", "commit"]
 

@@ -10,6 +10,7 @@ from peer.protocol.lineage import SignatureHex
 from peer.protocol.manifest import Digest, PeerIdText, Spec
 from peer.protocol.records import MAX_RECORD_BYTES, Count
 from peer.protocol.statements import Sitting
+from peer.protocol.word import SignedWord
 
 MAX_EVIDENCE_BYTES = 256 * 1024
 MAX_SLICES = 2**20
@@ -23,6 +24,17 @@ class TwoJoins(Spec):
     kind: Literal["two joins"] = "two joins"
     first: SealedHex
     second: SealedHex
+
+
+class TwoWords(Spec):
+    """Equivocation of a member that gave a round up: two different words for the same group, said to two members."""
+
+    kind: Literal["two words"] = "two words"
+    run_id: Digest
+    group: Digest
+    member: PeerIdText
+    first: SignedWord
+    second: SignedWord
 
 
 class SignedRoots(Spec):
@@ -90,4 +102,4 @@ class Reduction(Spec):
 class Evidence(Spec):
     """One finding; the offender follows from it."""
 
-    finding: Annotated[TwoJoins | TwoReductions | Reduction, Field(discriminator="kind")]
+    finding: Annotated[TwoJoins | TwoWords | TwoReductions | Reduction, Field(discriminator="kind")]

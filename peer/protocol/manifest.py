@@ -34,7 +34,7 @@ from peer.protocol.spec import Spec as Spec
 from peer.protocol.tokenizer_spec import TokenizerSpec as TokenizerSpec
 from peer.protocol.yaml_text import parse_yaml, read_limited
 
-PROTOCOL_VERSION = 10
+PROTOCOL_VERSION = 11
 MAX_MANIFEST_BYTES = 16 * 1024
 MAX_ROUNDS = 10_000_000  # of a run
 WORK_BITS, MAX_WORK_BITS = 21, 32  # about a second of one core; more than an hour

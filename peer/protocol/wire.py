@@ -17,6 +17,7 @@ from peer.errors import ProtocolError
 from peer.protocol.manifest import MAX_ROUNDS, Digest, PeerIdText, Spec
 from peer.protocol.ranges import RangesText
 from peer.protocol.records import Count, Seconds, dump_json
+from peer.protocol.word import HeardWord, SignedWord
 
 _HEADER = struct.Struct(">4sB3xI")
 HEADER_BYTES = _HEADER.size
@@ -29,7 +30,6 @@ MAX_CHUNKS = 2**24  # of a snapshot
 MAX_INDEXES = 64  # of one request
 
 # another member gave up, its stream ended, it has not joined yet, or something did not come in time
-Stage = Literal["word", "stream", "waiting", "roster", "join", "contribution", "reduced", "vote"]
 
 StreamName = Annotated[str, Field(max_length=100)]
 
@@ -205,16 +205,14 @@ class VoteMessage(Spec):
 
 
 class AbortMessage(Spec):
-    """A member aborts the round; `culprit` is the member through which the round failed, for a person. `lacks`: the
-    first stage that failed, and `lacking`: of which members; `delayed_by`: who had delayed this member by then; claims,
-    which no peer believes alone.
+    """A member aborts the round; `culprit` is the member through which the round failed, for a person. `word`: what
+    this member lacks; `heard`: the word of the member for which it gave up.
     """
 
     reason: Annotated[str, Field(max_length=300)]
     culprit: PeerIdText | None = None
-    lacks: Stage | None = None
-    lacking: Annotated[tuple[PeerIdText, ...], Field(max_length=64)] = ()
-    delayed_by: Annotated[tuple[PeerIdText, ...], Field(max_length=64)] = ()
+    word: SignedWord | None = None
+    heard: HeardWord | None = None
 
 
 class HistoryRequest(Spec):

@@ -97,7 +97,7 @@ BOOTSTRAP = {
         says=("recipe.outer_momentum=1.5", "less than 1")),
     "manifest of another version": Case(
         line="<here>/run.yaml", files={"run.yaml": "protocol: 999\n" + SMALL},
-        says=("uses protocol version 999; this atoll speaks 10", "upgrade atoll")),
+        says=("uses protocol version 999; this atoll speaks 11", "upgrade atoll")),
     "manifest that is not text": Case(
         line="<here>/run.yaml", files={"run.yaml": "\0\1"}, says=("<here>/run.yaml cannot be read",)),
     "manifest that is empty": Case(

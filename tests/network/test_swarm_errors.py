@@ -85,7 +85,7 @@ IN_THE_SWARM = {
         _nothing, f"<live> --run-id {'0' * 64}",
         ("manifest hash mismatch: the swarm runs <hash>, not 0000000000", "check --run-id")),
     "incompatible protocol version": (
-        _nothing, "<newer>", ("uses protocol version 999; this atoll speaks 10", "upgrade atoll")),
+        _nothing, "<newer>", ("uses protocol version 999; this atoll speaks 11", "upgrade atoll")),
     "no manifest": (
         _nothing, "<empty>", ("holds no manifest (waited 10 s)", "the address that of an Atoll bootstrap")),
     "identity in use on this machine": (

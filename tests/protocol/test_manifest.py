@@ -48,7 +48,7 @@ def test_the_run_id_is_the_same_on_every_machine_and_version():
         b'"betas":[0.9,0.95],"decay_fraction":0.2,"eps":1e-08,"learning_rate":0.001,"max_grad_norm":1.0,'
         b'"min_learning_rate_ratio":0.1,"muon_learning_rate_ratio":1.0,"muon_momentum":0.95,"optimizer":null,'
         b'"router_loss":null,"schedule":"cosine","warmup_steps":50,"weight_decay":0.1},"model":{"adapter":null,"architecture":"llama","base":null,"config":{"hidden_size":8},'
-        b'"layout":null,"pretrained":null,"revision":"main","weights":null},"name":"a","protocol":10,"recipe":{"aggregator":null,'
+        b'"layout":null,"pretrained":null,"revision":"main","weights":null},"name":"a","protocol":11,"recipe":{"aggregator":null,'
         b'"allocator":null,"average":null,"compressor":null,"exchange":null,"feedback":null,"interpolation":null,"local":null,'
         b'"merge":null,"moments":null,"name":"lagoon","outer":null,"outer_learning_rate":null,"outer_momentum":null,'
         b'"outer_schedule":null,'

@@ -200,12 +200,12 @@ def test_a_damaged_or_cut_stream_is_refused():
 @pytest.mark.parametrize("version", [1, 2, 3, 99, 0, -1, "3", True, None])
 def test_another_protocol_version_tells_the_person_what_to_do(version):
     document = {**manifest().model_dump(mode="json"), "protocol": version, "unheard_of": 1}
-    with pytest.raises(UserError, match=f"protocol version {version!r}; this atoll speaks 10"):
+    with pytest.raises(UserError, match=f"protocol version {version!r}; this atoll speaks 11"):
         open_manifest(sealed_text(json.dumps(document).encode()))
 
 
 HOSTILE = {
-    "yaml": b"name: a\nmodel: {architecture: llama}\nprotocol: 10",
+    "yaml": b"name: a\nmodel: {architecture: llama}\nprotocol: 11",
     "yaml aliases": b"a: &a [x,x]\nb: &b [*a,*a]\nseed: *b",
     "deep": b"[" * 16_000,
     "deep object": b'{"a":' * 3_000,
@@ -214,7 +214,7 @@ HOSTILE = {
     "not utf-8": b"\xff\xfe\xfd",
     "extra key": json.dumps({**manifest().model_dump(mode="json"), "x": 1}).encode(),
     "float seed": manifest().canonical().replace(b'"seed":17', b'"seed":17.0'),
-    "float version": manifest().canonical().replace(b'"protocol":10', b'"protocol":10.0'),
+    "float version": manifest().canonical().replace(b'"protocol":11', b'"protocol":11.0'),
     "nan": manifest().canonical().replace(b'"weight_decay":0.1', b'"weight_decay":NaN'),
     "path": manifest().canonical().replace(b'"name":"quickstart"', b'"name":"../x"'),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from peer.protocol.wire import Stage
+from peer.protocol.word import Stage
 
 STAGES: tuple[Stage, ...] = ("contribution", "reduced", "vote")  # of an exchange, each after the one before
 Times = dict[str, float]

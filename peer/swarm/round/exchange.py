@@ -22,8 +22,9 @@ from peer.protocol.wire import AbortMessage, Kind
 from peer.swarm.group.roster import RosterAuthority
 from peer.swarm.net.node import Node
 from peer.swarm.round.deadline import DeadlineEstimator, usual_duration
-from peer.swarm.round.giving_up import Lack, StalledError, abort_message
+from peer.swarm.round.giving_up import Lack, StalledError
 from peer.swarm.round.group_streams import GroupStreams
+from peer.swarm.round.group_words import GroupWords
 from peer.swarm.round.inbox import RoundBuffers
 from peer.swarm.round.joining import Joining, Newcomer, never
 from peer.swarm.round.lateness import Lateness
@@ -66,8 +67,9 @@ class Exchange:
         self._budget = DeadlineEstimator(timeout_s, timing.min_exchange_s, timing.soft_exchange_s)
         self._lateness, self._pool = Lateness(timing.late_s), BufferPool()
         self._rosters, self._on_join, self._observer = rosters, on_join, observer or Unobserved()
-        self._words = OwnWords(node, self._observer, self._lateness)
-        self.group_streams = GroupStreams(node, rosters.run_id, lambda: self._group)
+        self._group_words = group_words = GroupWords(node.identity, rosters.run_id)
+        self._words = OwnWords(node, self._observer, self._lateness, group_words)
+        self.group_streams = GroupStreams(node, rosters.run_id, group_words, lambda: self._group)
         self._group: PersistentGroup | None = None
         self._buffers: RoundBuffers | None = None
 
@@ -244,7 +246,7 @@ class Exchange:
             await cancel_and_wait(persistent.buffers.senders.values())
             await self._strategy.revert()
         await cancel_and_wait(persistent.buffers.senders.values())
-        for peer_id in await persistent.tell(abort_message(abort)) if tell else ():
+        for peer_id in await persistent.tell(self._group_words.message(persistent.identifier, abort)) if tell else ():
             self._node.spawn(self.group_streams.say(peer_id, persistent.identifier, abort))
         self._close(persistent, abort)
 
@@ -269,7 +271,7 @@ class Exchange:
     def _close(self, persistent: PersistentGroup, abort: RoundAborted) -> None:
         persistent.end(abort)
         self.group_streams.ended(persistent, abort)
-        message = abort_message(abort)
+        message = self._group_words.message(persistent.identifier, abort)
         for stream in persistent.outbound.values():
             self._node.spawn(abort_stream(stream, message, self._node.timing))
 

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from peer.outer.round import RoundAborted
-from peer.protocol.wire import AbortMessage, Stage
+from peer.protocol.wire import AbortMessage
+from peer.protocol.word import Stage
 
 
 @dataclass(frozen=True)
@@ -29,9 +30,10 @@ class Lack:
     @classmethod
     def said(cls, message: AbortMessage) -> Lack | None:
         """What a member says that it lacks; None: it does not explain itself."""
-        if not (message.lacks and message.lacking):
+        word = message.word
+        if word is None or not word.lacking:
             return None
-        return cls(message.lacks, frozenset(message.lacking), frozenset(message.delayed_by))
+        return cls(word.lacks, frozenset(word.lacking), frozenset(word.delayed_by))
 
 
 class GaveUpError(RoundAborted):
@@ -66,13 +68,3 @@ def seen_at(abort: RoundAborted, own_id: str, missing: Callable[[str], Lack | No
     if abort.culprit is None or abort.culprit == own_id:
         return None
     return missing(abort.culprit) or Lack("stream", frozenset({abort.culprit}))
-
-
-def abort_message(abort: RoundAborted) -> AbortMessage:
-    """The message to the other members."""
-    message = AbortMessage(reason=abort.reason[:300], culprit=abort.culprit)
-    if not isinstance(abort, StalledError):
-        return message
-    lack = abort.lack
-    said = {"lacks": lack.stage, "lacking": tuple(sorted(lack.names)), "delayed_by": tuple(sorted(lack.delayed_by))}
-    return message.model_copy(update=said)

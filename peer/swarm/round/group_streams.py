@@ -14,7 +14,8 @@ from peer.protocol.records import parse_json
 from peer.protocol.wire import MAX_MESSAGE_BYTES, AbortMessage, HelloMessage, Kind
 from peer.swarm.net.node import Node
 from peer.swarm.net.stream import FrameStream, StreamClosedError
-from peer.swarm.round.giving_up import abort_message, no_roster
+from peer.swarm.round.giving_up import no_roster
+from peer.swarm.round.group_words import GroupWords
 from peer.swarm.round.persistent_group import PersistentGroup, abort_stream
 from peer.swarm.runtime.admission import Admission
 from peer.swarm.runtime.expiring import BoundedMap
@@ -32,8 +33,10 @@ class GroupStreams:
         persistent: -> the group that this peer is in now.
     """
 
-    def __init__(self, node: Node, run_id: str, persistent: Callable[[], PersistentGroup | None]) -> None:
-        self._node, self._group = node, persistent
+    def __init__(
+        self, node: Node, run_id: str, words: GroupWords, persistent: Callable[[], PersistentGroup | None]
+    ) -> None:
+        self._node, self._words, self._group = node, words, persistent
         self._name = f"atoll/{run_id[:16]}/round"
         self._changed = asyncio.Condition()
         self._early = Admission(EARLY_STREAMS, EARLY_STREAMS_OF_ONE)
@@ -90,7 +93,7 @@ class GroupStreams:
             stream = await self._node.open(peer_id, self._name, "round", self._node.timing.first_frame_s)
             try:
                 await stream.send_message(Kind.HELLO, HelloMessage(group_id=group_id))
-                await abort_stream(stream, abort_message(abort), self._node.timing)
+                await abort_stream(stream, self._words.message(group_id, abort), self._node.timing)
             finally:
                 stream.close()
 

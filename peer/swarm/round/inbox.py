@@ -13,7 +13,8 @@ from peer.outer.round import Group, RoundAborted
 from peer.outer.state.wire_format import WireFormat
 from peer.protocol.records import parse_json
 from peer.protocol.statements import REDUCED_SEAL_BYTES, SEAL_BYTES, Leaves, ReducedSeal, Seal, Sitting
-from peer.protocol.wire import MAX_MESSAGE_BYTES, AbortMessage, JoinMessage, Kind, Stage, VoteMessage
+from peer.protocol.wire import MAX_MESSAGE_BYTES, AbortMessage, JoinMessage, Kind, VoteMessage
+from peer.protocol.word import Stage
 from peer.swarm.net.stream import FrameStream
 from peer.swarm.round.arrivals import STAGES, Arrivals
 from peer.swarm.round.giving_up import GaveUpError, Lack

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median_low
 
-from peer.protocol.wire import Stage, VoteMessage
+from peer.protocol.wire import VoteMessage
+from peer.protocol.word import Stage
 from peer.swarm.round.arrivals import Arrivals
 
 MULTIPLE, SHARE = 2.0, 0.15

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from peer.outer.round import RoundAborted
+from peer.protocol.evidence import TwoWords
 from peer.swarm.round.giving_up import Lack
 from peer.swarm.round.inbox import RoundBuffers
 from peer.swarm.round.persistent_group import PersistentGroup
@@ -31,6 +32,9 @@ class RoundObserver(Protocol):
 
     def gave_up(self, persistent: PersistentGroup, member: str, lack: Lack | None, lost_s: float) -> None:
         """A member, perhaps this peer, gives up and says what it lacks; this peer has lost so many seconds by it."""
+
+    def equivocated(self, finding: TwoWords) -> None:
+        """A member has given two reasons to two members."""
 
     def cost(self, peer_id: str, seconds: float) -> None:
         """A round took so much longer because of this member, and was committed."""
@@ -65,6 +69,8 @@ class Unobserved:
     def committed(self, buffers: RoundBuffers) -> None: ...
 
     def gave_up(self, persistent: PersistentGroup, member: str, lack: Lack | None, lost_s: float) -> None: ...
+
+    def equivocated(self, finding: TwoWords) -> None: ...
 
     def cost(self, peer_id: str, seconds: float) -> None: ...
 

@@ -9,6 +9,7 @@ from peer.outer.round import RoundAborted
 from peer.protocol.wire import AbortMessage
 from peer.swarm.net.node import Node
 from peer.swarm.round.giving_up import GaveUpError, Lack, StalledError, seen_at
+from peer.swarm.round.group_words import GroupWords
 from peer.swarm.round.inbox import RoundBuffers
 from peer.swarm.round.lateness import Lateness
 from peer.swarm.round.observer import RoundObserver
@@ -19,8 +20,9 @@ from peer.swarm.round.signatures import GroupsDifferError
 class OwnWords:
     """Finds them, and hands them to the observer as those of the others."""
 
-    def __init__(self, node: Node, observer: RoundObserver, lateness: Lateness) -> None:
+    def __init__(self, node: Node, observer: RoundObserver, lateness: Lateness, group_words: GroupWords) -> None:
         self._node, self._observer, self._lateness, self._clock = node, observer, lateness, node.clock
+        self._group_words = group_words
 
     def gives_up(
         self, persistent: PersistentGroup, abort: RoundAborted, lack: Lack | None, lost_s: float | None = None
@@ -60,7 +62,10 @@ class OwnWords:
         """Another member gave the round up, and said this. In the first round of a group no member waits for joins, and
         this peer knows who owed a roster: the leader.
         """
-        lack = Lack.said(message)
+        group = persistent.identifier
+        for finding in self._group_words.hear(group, persistent.members, remote, message):
+            self._observer.equivocated(finding)
+        lack = Lack.said(message) if self._group_words.signed(group, remote, message) else None
         if lack is not None and lack.stage == "roster":
             lack = Lack("roster", frozenset({persistent.leader})) if persistent.leader else None
         elif lack is not None and lack.stage in ("join", "waiting") and persistent.leader:

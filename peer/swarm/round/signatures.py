@@ -20,7 +20,7 @@ from peer.protocol.statements import (
     root_of,
     seal_reduced,
 )
-from peer.protocol.wire import Stage
+from peer.protocol.word import Stage
 from peer.swarm.round.reducer_residual import Attempt
 
 

@@ -19,7 +19,7 @@ from peer.outer.state.outer_state import OuterState
 from peer.outer.state.wire_format import WireFormat
 from peer.protocol.identity import Identity
 from peer.protocol.statements import Leaves, Seal, root_of, seal_sent
-from peer.protocol.wire import Stage
+from peer.protocol.word import Stage
 from peer.swarm.round.inbox import RoundBuffers
 from peer.swarm.round.reducer_residual import Attempt, ReducerResidual
 from peer.swarm.round.signatures import MalformedError, ReducedShards, ReductionProof, close_reduction, hear

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass, field, replace
 
-from peer.protocol.wire import Stage
+from peer.protocol.word import Stage
 from peer.swarm.round.giving_up import Lack
 from peer.swarm.round.lateness import Waited
 from peer.swarm.trust.debts import Loss, Peers

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.round import RoundAborted
+from peer.protocol.evidence import Evidence, TwoWords
 from peer.protocol.wire import VoteMessage
 from peer.swarm.group.roster import RosterAuthority
 from peer.swarm.net.directory import Directory
@@ -178,6 +179,12 @@ class Guard:
         else:
             self.stalls.settle(persistent.identifier)
 
+    def equivocated(self, finding: TwoWords) -> None:
+        """A member has given two reasons to two members as it ended a round."""
+        evidence = Evidence(finding=finding)
+        found = Conviction(self._judge.judge(evidence), evidence)
+        self._node.spawn(self._ban(found, "this peer has heard both"))
+
     def cost(self, peer_id: str, seconds: float) -> None:
         """This peer has lost so much time through that one."""
         self.stalls.cost(peer_id, seconds)
@@ -316,4 +323,5 @@ def _said(vote: asyncio.Future[VoteMessage]) -> Waited:
     if has_come(vote):
         return Waited.said(vote.result())
     error = vote.exception() if vote.done() and not vote.cancelled() else None
-    return Waited(delayed_by=frozenset(error.message.delayed_by)) if isinstance(error, GaveUpError) else Waited()
+    word = error.message.word if isinstance(error, GaveUpError) else None
+    return Waited(delayed_by=frozenset(word.delayed_by)) if word is not None else Waited()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from peer.errors import ProtocolError
 from peer.outer.compress.base import Payload
-from peer.protocol.evidence import Evidence, Reduction, SignedRoots, SignedSlice, TwoJoins, TwoReductions
+from peer.protocol.evidence import Evidence, Reduction, SignedRoots, SignedSlice, TwoJoins, TwoReductions, TwoWords
 from peer.protocol.records import open_sealed, parse_json
 from peer.protocol.statements import (
     NO_RESIDUAL,
@@ -57,6 +57,8 @@ class Judge:
         try:
             if isinstance(finding, TwoJoins):
                 return self._two_joins(finding)
+            if isinstance(finding, TwoWords):
+                return self._two_words(finding)
             if isinstance(finding, TwoReductions):
                 return self._two_reductions(finding)
             return self._reduction(finding, payloads)
@@ -116,6 +118,15 @@ class Judge:
         if _round_of(one) != _round_of(other) or one == other:
             raise NoEvidenceError("two joins that do not conflict")
         return Verdict(signers[0], f"signed two conflicting joins for round {one.round + 1} (equivocation)")
+
+    def _two_words(self, finding: TwoWords) -> Verdict:
+        if finding.run_id != self.run_id:
+            raise NoEvidenceError(f"of another run: {finding.run_id[:12]}")
+        if not finding.first.conflicts(finding.second):
+            raise NoEvidenceError("two words that do not conflict")
+        if not all(word.is_of(finding.member, self.run_id, finding.group) for word in (finding.first, finding.second)):
+            raise NoEvidenceError("the member has not signed both words")
+        return Verdict(finding.member, "gave two reasons to two members as it ended a round (equivocation)")
 
     def _two_reductions(self, finding: TwoReductions) -> Verdict:
         self._check_run(finding.sitting)

@@ -55,6 +55,7 @@ from peer.protocol.wire import (
     roster_digest,
     unpack_header,
 )
+from peer.protocol.word import HeardWord, SignedWord
 from peer.swarm.catchup.partial_file import PartialFile
 from peer.swarm.group.roster import JOIN_DOMAIN, RosterAuthority, RosterMessage
 from peer.swarm.net.dht_validator import SealedRecordValidator
@@ -110,6 +111,7 @@ def _samples(run: Run) -> list[Spec]:
     digest, other = "a" * 64, run.identities[0].peer_id
     met = tuple(sorted(identity.peer_id for identity in run.identities))
     endpoint = DirectEndpoint(port=31338, fingerprint=digest, token="b" * 64)
+    word = SignedWord(lacks="word", lacking=(other,), signature="0f" * 64)
     return [
         AuditRequest(what="slice", of=digest, slice_index=3),
         AuditRequest(what="joins", of=digest, round=5),
@@ -131,6 +133,7 @@ def _samples(run: Run) -> list[Spec]:
         HelloMessage(group_id=digest),
         VoteMessage(link_id=digest, signature="0f" * 64),
         AbortMessage(reason="gone", culprit=other),
+        AbortMessage(reason="late", word=word, heard=HeardWord(member=other, word=word)),
         HistoryRequest(what="chunks", run_id=RUN, digest=digest, indexes=(0, 5, 9)),
         HistoryRequest(what="chain", run_id=RUN, from_round=3),
         SnapshotMeta(round=3, lineage_id=digest, fragments=(1000,), num_buffers=1, num_chunks=2),

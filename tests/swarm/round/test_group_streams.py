@@ -128,7 +128,7 @@ async def test_a_member_of_a_group_that_has_ended_still_says_why_it_gives_up(net
     table, heard = Table(network, 2), []
     await table.exchanges[0].start()
     group = Ended(table.groups[0].id, {node.peer_id for node in table.nodes})
-    group.hear = lambda remote, message: heard.append((remote, message.lacks, message.lacking))
+    group.hear = lambda remote, message: heard.append((remote, message.word.lacks, message.word.lacking))
     table.exchanges[0].group_streams.ended(group, RoundAborted("match", "the group has ended"))
     await table.exchanges[1].group_streams.say(table.nodes[0].peer_id, group.identifier, no_roster("x"))
     await until(lambda: heard)

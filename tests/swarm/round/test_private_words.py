@@ -1,4 +1,4 @@
-"""One member says that it could not begin, or lets words be lost, so that all others blame another.
+"""One member says to some what it does not say to others, or lets words be lost, so that all others blame another.
 
 By an attacker who had not written the defence: the first ended each round at no cost, the others parted honest members.
 """
@@ -12,6 +12,7 @@ import pytest
 from peer.outer.round import Due, RoundAborted
 from peer.protocol.records import dump_json
 from peer.protocol.wire import AbortMessage, Kind
+from peer.protocol.word import SignedWord, Word
 from peer.swarm.round.giving_up import Lack, StalledError
 from tests.swarm.circle import Circle
 from tests.swarm.gathering import until
@@ -39,8 +40,11 @@ def on_new_streams(seat, lie):
     seat.node.open = opened
 
 
-def gives_up(lacking, lacks="contribution"):
-    return dump_json(AbortMessage(reason="", lacks=lacks, lacking=(lacking,)))
+def gives_up(seat, lacking, **forged):
+    group = seat.exchange._group.identifier
+    word = Word(run_id=seat.rosters.run_id, group=group, lacks="contribution", lacking=(lacking,), delayed_by=())
+    signed = SignedWord.of(seat.node.identity, word).model_copy(update=forged)
+    return dump_json(AbortMessage(reason="", word=signed))
 
 
 async def fail(circle):
@@ -94,6 +98,33 @@ async def test_a_member_that_says_it_could_not_begin_is_in_no_circle_of_all(netw
         assert rounds == 50 or refused(circle, seat) == {liar.peer_id}
 
 
+@pytest.mark.parametrize("signs", [True, False])
+@pytest.mark.parametrize("count", [3, 4, 8])
+async def test_a_member_that_tells_each_another_name_is_banned_by_all(network, tmp_path, count, signs):
+    """Where it does not sign, it has not explained itself."""
+    circle, _, __, liar = await seated(network, tmp_path, count)
+    known(circle, 51)
+    honest = circle.seats[:-1]
+    order = [seat.peer_id for seat in honest]
+
+    async def lie(remote, kind, _, honestly, send):
+        if kind is Kind.ABORT:
+            return
+        if kind is Kind.CONTRIBUTION:
+            other = order[(order.index(remote) + 1) % len(order)]
+            await send(Kind.ABORT, gives_up(liar, other, **({} if signs else {"signature": "00" * 64})))
+            await asyncio.Event().wait()
+        await honestly()
+
+    on_new_streams(liar, lie)
+    for _ in range(1 if signs else 2):
+        await fail(circle)
+    if signs:
+        await until(lambda: all(liar.peer_id in seat.guard.bans for seat in honest), 8.0)
+    for seat in honest:
+        assert [one.peer_id for one in circle.seats if seat.guard.refuses(one.peer_id)] == [liar.peer_id]
+
+
 @pytest.mark.parametrize("rounds", [5, 50])
 @pytest.mark.parametrize("count", [3, 4, 8])
 async def test_a_word_is_said_on_a_new_stream_where_the_old_one_is_in_the_middle_of_a_frame(
@@ -124,7 +155,7 @@ async def test_a_word_is_said_on_a_new_stream_where_the_old_one_is_in_the_middle
             return
         if kind is Kind.CONTRIBUTION:
             await asyncio.sleep(0.3 if remote == victim.peer_id else 0.8)
-            await send(Kind.ABORT, gives_up(victim.peer_id))
+            await send(Kind.ABORT, gives_up(liar, victim.peer_id))
             await asyncio.Event().wait()
         await honestly()
 

@@ -7,9 +7,12 @@ import asyncio
 import pytest
 
 from peer.outer.round import RoundAborted
+from peer.protocol.identity import Identity
 from peer.protocol.records import dump_json
 from peer.protocol.wire import MAX_MESSAGE_BYTES, AbortMessage, Kind
-from peer.swarm.round.giving_up import Lack, StalledError, abort_message
+from peer.protocol.word import SignedWord
+from peer.swarm.round.giving_up import Lack, StalledError
+from peer.swarm.round.group_words import GroupWords
 from tests.swarm.gathering import until
 from tests.swarm.stalling import circle_of, failed_round, refused, sends, stalls
 
@@ -30,7 +33,7 @@ async def test_who_stalls_all_is_refused_by_all_after_its_second_time(network, t
             assert refused(circle, seat) == ({liar.peer_id} if time else set())
     assert all(seat.guard.stalls.shuns(liar.peer_id) for seat in honest)
     abort = honest[0].guard.objection(seat.peer_id for seat in circle.seats)
-    assert abort_message(abort).lacking == (liar.peer_id,)
+    assert (abort.culprit, abort.lack.names) == (liar.peer_id, {liar.peer_id})
 
 
 async def test_who_stalls_one_member_alone_is_refused_by_that_one(network, tmp_path):
@@ -147,8 +150,9 @@ async def test_who_is_not_ready_for_the_next_round_is_named_by_those_that_waited
 
 def test_what_a_member_lacks_is_told_within_bounds():
     lack = Lack("reduced", frozenset({"b" * 46, "a" * 46}))
-    message = abort_message(StalledError(RoundAborted("exchange", "x" * 999), lack))
+    words = GroupWords(Identity.generate(), "a" * 64)
+    message = words.message("b" * 64, StalledError(RoundAborted("exchange", "x" * 999), lack))
     assert len(dump_json(message)) < MAX_MESSAGE_BYTES
     assert Lack.said(message) == lack
     assert Lack.said(AbortMessage(reason="x")) is None
-    assert Lack.said(AbortMessage(reason="x", lacks="vote")) is None
+    assert Lack.said(AbortMessage(reason="x", word=SignedWord(lacks="vote", lacking=(), signature="00" * 64))) is None

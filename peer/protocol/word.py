@@ -48,7 +48,7 @@ class SignedWord(Spec):
         return verify(member, WORD_DOMAIN, dump_json(word), bytes.fromhex(self.signature))
 
     def conflicts(self, other: SignedWord) -> bool:
-        """Whether an honest member cannot have signed both for one group. Of a roster each listener is told another."""
+        """Whether an honest member cannot have signed both for one group. A word on a roster names its listener."""
         mine, theirs = ((one.lacks, one.lacking, one.delayed_by) for one in (self, other))
         return mine != theirs and "roster" not in (self.lacks, other.lacks)
 

@@ -24,7 +24,7 @@ class GroupWords:
         self._heard: BoundedMap[str, dict[str, SignedWord]] = BoundedMap(GROUPS_KEPT)
 
     def message(self, group: str, abort: RoundAborted) -> AbortMessage:
-        """What the other members of this group are told. All are told the same word, the first one."""
+        """The message to the other members of this group. All receive the same word, the first one."""
         message = AbortMessage(reason=abort.reason[:300], culprit=abort.culprit)
         if not isinstance(abort, StalledError):
             return message

@@ -12,7 +12,7 @@ from peer.protocol.word import HeardWord, SignedWord, Word
 from peer.swarm.round.giving_up import Lack, StalledError
 from peer.swarm.runtime.expiring import BoundedMap
 
-GROUPS_KEPT = 64
+GROUPS_KEPT = 16
 
 
 class GroupWords:

@@ -38,25 +38,27 @@ class GroupWords:
         heard = HeardWord(member=cause, word=first) if first is not None else None
         return message.model_copy(update={"word": own, "heard": heard})
 
-    def hear(self, group: str, members: Collection[str], remote: str, message: AbortMessage) -> list[TwoWords]:
-        """Note what a member of this group says, and what it has heard. -> proofs that a member said two things."""
+    def hear(
+        self, group: str, members: Collection[str], remote: str, message: AbortMessage
+    ) -> tuple[Lack | None, list[TwoWords]]:
+        """Note what a member of this group says, and what it has heard.
+
+        Returns:
+            what it lacks, None if it has not signed that; and proofs that a member said two things.
+        """
         kept = self._heard.get(group)
         if kept is None:
             kept = self._heard[group] = {}
-        found = []
+        lack, found = None, []
         for member, word in _words(remote, message):
             if member not in members or not word.is_of(member, self._run_id, group):
                 continue
+            if word is message.word:
+                lack = Lack.said(message)
             first = kept.setdefault(member, word)
             if first.conflicts(word):
-                found.append(
-                    TwoWords(run_id=self._run_id, group=group, member=member, first=first, second=word)
-                )
-        return found
-
-    def signed(self, group: str, remote: str, message: AbortMessage) -> bool:
-        """Whether its sender has signed what it says: else it does not explain itself."""
-        return message.word is not None and message.word.is_of(remote, self._run_id, group)
+                found.append(TwoWords(run_id=self._run_id, group=group, member=member, first=first, second=word))
+        return lack, found
 
     def _signed(self, group: str, lack: Lack) -> SignedWord:
         word = Word(

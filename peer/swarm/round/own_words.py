@@ -62,10 +62,9 @@ class OwnWords:
         """Another member gave the round up, and said this. In the first round of a group no member waits for joins, and
         this peer knows who owed a roster: the leader.
         """
-        group = persistent.identifier
-        for finding in self._group_words.hear(group, persistent.members, remote, message):
+        lack, found = self._group_words.hear(persistent.identifier, persistent.members, remote, message)
+        for finding in found:
             self._observer.equivocated(finding)
-        lack = Lack.said(message) if self._group_words.signed(group, remote, message) else None
         if lack is not None and lack.stage == "roster":
             lack = Lack("roster", frozenset({persistent.leader})) if persistent.leader else None
         elif lack is not None and lack.stage in ("join", "waiting") and persistent.leader:

@@ -43,10 +43,11 @@ def test_all_are_told_the_first_word_whatever_follows():
     assert words.message(GROUP, lacking(B, stage="reduced")).word == first.word
     assert words.message("c" * 64, lacking(B)).word.lacking == (B.peer_id,)
     assert words.message(GROUP, ABORT).word is None
-    assert words.signed(GROUP, A.peer_id, first)
-    assert not words.signed(GROUP, B.peer_id, first)
-    assert not words.signed("c" * 64, A.peer_id, first)
-    assert not words.signed(GROUP, A.peer_id, words.message(GROUP, ABORT))
+    listening = GroupWords(C, RUN)
+    assert listening.hear(GROUP, MEMBERS, A.peer_id, first) == (Lack.said(first), [])
+    assert listening.hear(GROUP, MEMBERS, B.peer_id, first) == (None, [])
+    assert listening.hear("c" * 64, MEMBERS, A.peer_id, first) == (None, [])
+    assert listening.hear(GROUP, MEMBERS, A.peer_id, words.message(GROUP, ABORT)) == (None, [])
 
 
 def test_that_a_roster_is_missing_is_said_to_each_listener_and_no_other_word_is_lost():
@@ -56,16 +57,17 @@ def test_that_a_roster_is_missing_is_said_to_each_listener_and_no_other_word_is_
     assert not told[0].word.conflicts(told[1].word)
     assert words.message(GROUP, lacking(X)).word.lacks == "contribution"
     hearing = GroupWords(B, RUN)
-    assert [hearing.hear(GROUP, MEMBERS, A.peer_id, message) for message in told] == [[], []]
+    for message in told:
+        assert hearing.hear(GROUP, MEMBERS, A.peer_id, message) == (Lack.said(message), [])
 
 
 def test_who_gave_up_for_a_word_shows_it_and_two_that_differ_convict():
     lies = {one: word_of(X, lacking(other)) for one, other in ((A, B), (B, C))}
     words = GroupWords(A, RUN)
-    assert words.hear(GROUP, MEMBERS, X.peer_id, lies[A]) == []
+    assert words.hear(GROUP, MEMBERS, X.peer_id, lies[A])[1] == []
     passed_on = word_of(B, lacking(X, stage="word"), [(X, lies[B])])
     assert passed_on.heard == HeardWord(member=X.peer_id, word=lies[B].word)
-    (found,) = words.hear(GROUP, MEMBERS, B.peer_id, passed_on)
+    (found,) = words.hear(GROUP, MEMBERS, B.peer_id, passed_on)[1]
     assert (found.member, found.first, found.second) == (X.peer_id, lies[A].word, lies[B].word)
     assert Judge(RUN, None).judge(Evidence(finding=found)).culprit == X.peer_id
 
@@ -76,7 +78,7 @@ def test_of_two_words_that_others_pass_on_one_is_enough_to_compare():
     found = []
     for one, other in ((B, C), (C, B)):
         message = word_of(one, lacking(X, stage="word"), [(X, word_of(X, lacking(other)))])
-        found += words.hear(GROUP, MEMBERS, one.peer_id, message)
+        found += words.hear(GROUP, MEMBERS, one.peer_id, message)[1]
     assert [finding.member for finding in found] == [X.peer_id]
 
 
@@ -88,10 +90,10 @@ def test_a_word_that_its_member_has_not_signed_convicts_nobody():
         message = word_of(B, lacking(X)).model_copy(
             update={"word": own, "heard": HeardWord(member=X.peer_id, word=forged)}
         )
-        assert words.hear(GROUP, MEMBERS, B.peer_id, message) == []
+        assert words.hear(GROUP, MEMBERS, B.peer_id, message)[1] == []
     stranger = Identity.generate()
     for other in (A, B):
-        assert words.hear(GROUP, MEMBERS, stranger.peer_id, word_of(stranger, lacking(other))) == []
+        assert words.hear(GROUP, MEMBERS, stranger.peer_id, word_of(stranger, lacking(other))) == (None, [])
 
 
 @pytest.mark.parametrize("changes", [

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -121,6 +123,35 @@ def test_stopped_peers_resume_the_same_lineage_and_a_stranger_gets_the_same_stat
     assert {event["lineage_id"] for event in same_round} == {shared["lineage_id"]}
     assert {event["state_digest"] for event in same_round} == {shared["state_digest"]}
     assert len({tuple(live_chain(peer)[: shared["round"]]) for peer in everybody}) == 1
+
+
+@pytest.mark.timeout(300)
+def test_peers_that_all_crash_make_the_rounds_after_their_checkpoints_again(
+    join: JoinPeer, make_swarm: Callable[..., TestSwarm]
+) -> None:
+    swarm = make_swarm(steps=5, wait=2.0)
+    address = swarm.bootstrap().address
+    flags = ("--save-steps", "5", "--save-total-limit", "20", "--resume-from-checkpoint")
+    peers = [join(name, address, *flags) for name in ("a", "b")]
+    for peer in peers:
+        peer.wait_for(lambda peer=peer: peer.round >= 4)
+    families = [pid for peer in peers for pid in (peer.process.pid, *descendants(peer.process.pid))]
+    for pid in families:
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: not any(map(alive, families)), 5.0, lambda: families)
+    before, began = {}, {}
+    for peer in peers:
+        before[peer.folder], began[peer.folder] = live_chain(peer), len(peer.events("start"))
+        *newer, oldest = list_checkpoints(peer.folder / "checkpoints")
+        assert read_checkpoint(oldest)[1]["progress"]["round"] < 4 <= len(before[peer.folder])
+        for folder in newer:  # a power cut may take them all
+            shutil.rmtree(folder)
+
+    for peer in [join(name, address, *flags) for name in ("a", "b")]:
+        peer.wait_for(lambda peer=peer: len(live_chain(peer)) > len(before[peer.folder]) + 2)
+        assert "from its own files" in (peer.folder / "agent.log").read_text()
+        assert peer.events("start")[began[peer.folder]]["round"] >= len(before[peer.folder])
+        assert live_chain(peer)[: len(before[peer.folder])] == before[peer.folder]
 
 
 def checkpoints(peer: JoinedPeer) -> dict[str, list[int]]:

@@ -20,7 +20,7 @@ from peer.protocol.lineage import Certificate, Position, quorum
 from peer.swarm.catchup.chain_scout import ChainRules, ChainScout, NoRoomError, NothingNewError
 from peer.swarm.catchup.donors import DonorQueue, LocalState, helpers
 from peer.swarm.catchup.genesis import fetch_genesis
-from peer.swarm.catchup.history_client import CaughtUp, HistoryClient
+from peer.swarm.catchup.history_client import CaughtUp, HistoryClient, replay
 from peer.swarm.catchup.late_commits import LateCommits
 from peer.swarm.catchup.patience import Patience
 from peer.swarm.catchup.tip_agreement import UndecidedError, members_of, most_named
@@ -190,6 +190,26 @@ class ForkChoice:
         donors = (organiser, *self._directory.peers)
         return await fetch_genesis(self.fetcher, donors, self.local_state(), self._store.adopt)
 
+    async def replay_own(self) -> bool:
+        """Make the rounds again that an earlier life of this peer was in, after the state that it begins with: all
+        others may have lost them. True when the state changed.
+        """
+        history, before = self._store.history, self._store.position
+        rounds, history.beyond = history.beyond, ()
+
+        async def kept(certificate: Certificate) -> bytes | None:
+            path = await asyncio.to_thread(history.whole_update, certificate.link.update_digest)
+            return None if path is None else await asyncio.to_thread(path.read_bytes)
+
+        try:
+            replayed = await replay(rounds, self.local_state(), self, kept)
+        except ProtocolError as error:
+            log.warning("the rounds that this peer has on disk cannot be made again: %s", error)
+            replayed = self._store.state.round - before.round
+        if replayed:
+            self._report(CaughtUp(donor=None, replayed=replayed, snapshot_round=None), before, source="its own files")
+        return replayed > 0
+
     async def catch_up(self) -> bool:
         """Follow another chain if the rule says so; True when the state changed."""
         before, chain = self._store.position, self._store.history.chain
@@ -256,11 +276,13 @@ class ForkChoice:
         log.warning("%s cannot be a donor: %s", donor, why)
         self._queue.distrust(donor, self._node.timing.distrust_s)
 
-    def _report(self, how: CaughtUp, before: Position, lost: GivenUp | None = None) -> None:
+    def _report(
+        self, how: CaughtUp, before: Position, lost: GivenUp | None = None, source: str = "a donor that left"
+    ) -> None:
         self.caught_up_at = self._node.clock()
         self._host.on_caught_up(before.round)
         reason = (
-            f"replayed {how.replayed} rounds from {how.donor or 'a donor that left'}"
+            f"replayed {how.replayed} rounds from {how.donor or source}"
             if how.snapshot_round is None
             else f"took the snapshot of round {how.snapshot_round} from {', '.join(how.chunks) or how.donor}; "
             f"left {before.lineage_id[:12]} at round {before.round}, unsent progress is kept"

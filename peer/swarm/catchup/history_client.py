@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from peer.errors import ProtocolError
-from peer.outer.compress.base import NonFiniteError
+from peer.outer.compress.base import NonFiniteError, Payload
 from peer.outer.state.outer_state import state_digest
 from peer.outer.state.wire_format import AnyUpdate
 from peer.protocol.chain import extended, id_of, shared_links, tally_of
@@ -100,7 +100,7 @@ class HistoryClient:
         own = local.history.chain
         if local.valid and shared_links(own, chain) == len(own):
             onward = chain[len(own) :]
-            replayed = await self._replay(donor, onward, local, follower)
+            replayed = await replay(onward, local, follower, lambda one: self.requests.update(donor, one, local.state))
             if onward and replayed == len(onward):
                 return CaughtUp(donor=donor, replayed=replayed, snapshot_round=None)
         return await self._snapshot(donor, chain, local, follower, others, witnesses)
@@ -145,32 +145,6 @@ class HistoryClient:
         return await ask_all(
             self.requests.state_digest, link, peers, patience_s, known, timing=self.timing, clock=self._node.clock
         )
-
-    async def _replay(
-        self, donor: str, onward: Sequence[Certificate], local: LocalState, follower: ChainFollower
-    ) -> int:
-        """Apply certified updates one by one; -> how many, fewer if the donor lacks one, or its round's members carried
-        on another state than this peer's.
-        """
-        state = local.state
-        for count, certificate in enumerate(onward):
-            link, digest = certificate.link, await local.digest()
-            if digest != link.state_digest:
-                log.warning("round %d carried on %s; ours was %s", link.round + 1, link.state_digest[:12], digest[:12])
-                return count
-            payload = await self.requests.update(donor, certificate, state)
-            if payload is None:
-                return count
-            weights = [member.tokens for member in link.roster]
-            try:
-                update = await asyncio.to_thread(state.split_update, payload, weights, None, shares_of(link.roster))
-                await asyncio.to_thread(state.check, update)
-            except ProtocolError:
-                raise
-            except (NonFiniteError, ValueError) as error:
-                raise CatchUpError(f"round {link.round}: {error}") from None
-            await follower.apply(update, certificate)
-        return len(onward)
 
     async def _snapshot(
         self, donor: str, chain: Sequence[Certificate], local: LocalState, follower: ChainFollower,
@@ -244,3 +218,37 @@ class HistoryClient:
 def _compare(donor: str, digests: list[bytes], meta: SnapshotMeta, certified: str) -> None:
     if state_digest(digests, meta.fragments, meta.num_buffers) != certified:
         raise CatchUpError(f"{donor} serves another state than the certified {certified[:12]}")
+
+
+async def replay(
+    onward: Sequence[Certificate], local: LocalState, follower: ChainFollower,
+    fetch: Callable[[Certificate], Awaitable[Payload | None]],
+) -> int:  # fmt: skip
+    """Apply certified updates one by one; -> how many, fewer if one is not to be had, or its round's members carried on
+    another state than this peer's.
+
+    Args:
+        fetch: -> the update of a round, whose digest is right; None if it is not to be had.
+
+    Raises:
+        ProtocolError: an update cannot be applied.
+    """
+    state = local.state
+    for count, certificate in enumerate(onward):
+        link, digest = certificate.link, await local.digest()
+        if digest != link.state_digest:
+            log.warning("round %d carried on %s; ours was %s", link.round + 1, link.state_digest[:12], digest[:12])
+            return count
+        payload = await fetch(certificate)
+        if payload is None:
+            return count
+        weights = [member.tokens for member in link.roster]
+        try:
+            update = await asyncio.to_thread(state.split_update, payload, weights, None, shares_of(link.roster))
+            await asyncio.to_thread(state.check, update)
+        except ProtocolError:
+            raise
+        except (NonFiniteError, ValueError) as error:
+            raise CatchUpError(f"round {link.round}: {error}") from None
+        await follower.apply(update, certificate)
+    return len(onward)

@@ -142,6 +142,8 @@ class LineageRounds(RoundLoop[StateStore]):
         start from the beginning where the run was further, even if no peer is left that holds its state.
         """
         contributed = resumed.contributed if resumed is not None else None
+        if await self._fork_choice.replay_own():
+            contributed = None
         patience = self._node.clock() + self._node.timing.join_patience_s
         if not self.store.history.chain:
             await self._checkpoint_exchange.introduce(self._context.introducers, self._fork_choice.scout)

@@ -34,10 +34,14 @@ class ChainStore:
         folder: where updates, chain and snapshot files live; created if missing.
         genesis: lineage id 0.
         shards: of each source of the data that peers share out.
+
+    Attributes:
+        beyond: the rounds of an earlier life of this peer that follow the state it begins with; see `load`.
     """
 
     def __init__(self, folder: Path, genesis: str, shards: Sequence[int] = ()) -> None:
         self.folder, self.genesis, self._shards = folder, genesis, shards
+        self.beyond: Sequence[Certificate] = ()
         self._whole: set[str] = set()  # digests of the updates that this process has written or read
         self._reading = threading.Lock()  # one file at a time, and each once
         folder.mkdir(parents=True, exist_ok=True)
@@ -82,12 +86,22 @@ class ChainStore:
         return CertificateFile.unnamed(self.folder, self.genesis)
 
     def load(self, path: Path, lineage_id: str) -> bool:
-        """Take the chain in `path` up to `lineage_id`; False when it does not lead there."""
+        """Take the chain in `path` up to `lineage_id`; False when it does not lead there.
+
+        What this folder's own file holds beyond is kept with its updates: after a crash, all other peers may have lost
+        those rounds.
+        """
         file = CertificateFile(path, self.genesis, self._shards)
         found = file.load(lineage_id)
         if found:
+            self.beyond = self._after(len(file)) if path == self.chain_path else ()
             self._take(file)
         return found
+
+    def _after(self, length: int) -> Sequence[Certificate]:
+        whole = CertificateFile(self.chain_path, self.genesis)
+        whole.load()
+        return list(whole.chain[length : length + KEPT_UPDATES])
 
     def load_all(self) -> None:
         """Take all of the chain that this folder holds, as far as its links follow each other."""
@@ -193,10 +207,10 @@ class ChainStore:
                 oldest.unlink(missing_ok=True)
 
     def _prune(self) -> None:
-        kept = {self._update_path(one.link.update_digest) for one in self.chain[-KEPT_UPDATES:]}
-        for path in set(self.folder.glob("update-*")) - kept:
+        kept = {one.link.update_digest for one in [*self.chain[-KEPT_UPDATES:], *self.beyond]}
+        for path in set(self.folder.glob("update-*")) - set(map(self._update_path, kept)):
             path.unlink(missing_ok=True)
-        self._whole &= {one.link.update_digest for one in self.chain[-KEPT_UPDATES:]}
+        self._whole &= kept
 
     def lineage_id(self, round: int) -> str:
         """The lineage id of that round, at most the newest, on this lineage."""

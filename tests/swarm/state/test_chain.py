@@ -45,6 +45,24 @@ def test_a_chain_loads_up_to_the_state_that_is_there(run, tmp_path):
         assert read_chain(other.chain_path) == other.chain
 
 
+def test_rounds_beyond_the_state_are_kept_with_their_updates_where_the_folder_is_this_peers(run, tmp_path):
+    run.commit(4)
+    chain = list(run.history.chain)
+    resumed = ChainStore(run.history.folder, run.history.genesis)
+    assert resumed.load(resumed.chain_path, chain[1].link.id)
+    assert resumed.chain == chain[:2] == read_chain(resumed.chain_path)
+    assert resumed.beyond == chain[2:]
+    assert all(resumed.whole_update(one.link.update_digest) for one in chain)
+
+    resumed.beyond = ()  # they were made again, or cannot be
+    resumed.replace(resumed.chain)
+    assert [one for one in chain if resumed.update(one.link.update_digest)] == chain[:2]
+
+    stranger = ChainStore(tmp_path / "other", run.history.genesis)
+    assert stranger.load(run.history.chain_path, chain[1].link.id)
+    assert stranger.beyond == ()
+
+
 def test_a_chain_that_does_not_lead_there_is_not_loaded(run, tmp_path):
     run.commit(2)
     other = ChainStore(tmp_path / "other", run.history.genesis)

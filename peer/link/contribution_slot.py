@@ -151,13 +151,14 @@ class ContributionSlot:
         self._trainer.tell(WantSnapshot(after=self.reports.sequence))
 
     def announce_anchor(
-        self, contributed: int | None, fragment: int | None = None, steps: int | None = None
+        self, contributed: int | None, fragment: int | None = None, steps: int | None = None, *, earlier: bool = False
     ) -> None:
         """The anchor is new; `contributed` is the snapshot that went into it. One that still waits is of another.
 
         Args:
             fragment: the only one that is new; None: any may be.
             steps: of this peer to its next contribution, where work is divided by speed.
+            earlier: see `Anchor`.
         """
         self.merged.clear()
         self.due = None
@@ -166,7 +167,7 @@ class ContributionSlot:
             self._wanted, self._kept = False, self._kept or self._asked_at == now
         self._trainer.tell(Anchor(
             round=now.round, lineage_id=now.lineage_id, contributed=contributed, fragment=fragment,
-            swarm_tokens=now.weight, steps=steps,
+            swarm_tokens=now.weight, steps=steps, earlier=earlier,
         ))  # fmt: skip
 
     def begin_round(self) -> None:

@@ -122,7 +122,7 @@ class Anchor(Spec):
     """The shared anchor is new. `contributed` is the snapshot that went into it, None when the peer only caught up;
     `fragment` is the only one that is new, None: any may be; `swarm_tokens` are those of all peers that have been
     committed up to it. `steps`: what this peer makes from its merge to the next contribution, where work is divided by
-    speed; None: as before.
+    speed; None: as before. `earlier`: an earlier life of this peer has contributed since the state that it resumed.
     """
 
     kind: Literal["anchor"] = "anchor"
@@ -132,6 +132,7 @@ class Anchor(Spec):
     fragment: int | None = None
     swarm_tokens: int = 0
     steps: int | None = None
+    earlier: bool = False
 
 
 class DataUse(Spec):

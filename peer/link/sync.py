@@ -70,12 +70,19 @@ class SwarmSync:
         self.paused, self.expelled = False, ""
 
     def begin(self, anchor: Anchor) -> None:
-        """Take the first anchor of this process: as the local parameters, or after `resume` under the resumed ones."""
+        """Take the first anchor of this process: as the local parameters, or after `resume` under the resumed ones.
+        Progress that those hold is dropped where an earlier life has contributed since: the anchor has most of it.
+        """
         self._tally.begin()
         self._allotted, self._merged_at = anchor.steps, self.step
         if self._resumed:
             self._merge(anchor)
             self._settle_transfers()
+            if anchor.earlier:
+                lost = max(self._ledger.all_unsent(self.tokens))
+                log.info("rounds after the checkpoint hold what this peer had trained: dropping %d tokens", lost)
+                self._local.drop(self._sent_parameters)
+                self._ledger.drop(self.tokens)
             return
         self._local.take(anchor.round)
         self.swarm_tokens = anchor.swarm_tokens // self._local.fragments

@@ -140,10 +140,10 @@ class RoundLoop(ABC, Generic[Store]):
             await asyncio.sleep(self._node.timing.recheck_s)
         self._directory.announce_soon()
 
-    def _enter(self, contributed: int | None) -> None:
+    def _enter(self, contributed: int | None, *, earlier: bool = False) -> None:
         """The state is valid: hand it to the trainer; `contributed` is the snapshot of this peer that went into it."""
         self.joined = True
-        self.slot.announce_anchor(contributed)
+        self.slot.announce_anchor(contributed, earlier=earlier)
         self._directory.announce_soon()
 
     async def _one_round(self, due: Due) -> None:

@@ -238,6 +238,20 @@ def test_a_resumed_peer_keeps_its_progress_under_the_new_anchor(make):
     assert peer.agent.take(Snapshot) == [Snapshot(sequence=1, tokens=40)]
 
 
+def test_a_resumed_peer_drops_progress_that_its_earlier_life_has_contributed(make):
+    peer = make()
+    peer.replica.flat.copy_(torch.arange(NUMEL) + 3.0)
+    peer.sync.resume({"round": 5, "step": 22, "tokens": 220, "steps_since_snapshot": 2, "unsent_tokens": [20],
+                      "pending_data": [[0, 3, 5]]})  # fmt: skip
+    peer.memory.anchor += 16.0
+    peer.sync.begin(Anchor(round=9, lineage_id=LINEAGE, contributed=None, earlier=True))
+    assert torch.equal(peer.replica.flat, torch.arange(NUMEL) + 16.0)
+    kept = peer.sync.progress()
+    assert (kept["step"], kept["unsent_tokens"], kept["pending_data"]) == (22, [0], [])
+    peer.steps(2)
+    assert peer.agent.take(Snapshot) == [Snapshot(sequence=1, tokens=20)]  # due when it was, with what is new
+
+
 def test_other_messages_reach_the_trainer_and_fatal_ones_do_not_end_training(peer, caplog):
     swarm = LivePeers(peers={})
     peer.agent.inbox += [swarm, Fatal(what="no bootstrap", hint="start it")]

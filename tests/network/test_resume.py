@@ -150,6 +150,7 @@ def test_peers_that_all_crash_make_the_rounds_after_their_checkpoints_again(
     for peer in [join(name, address, *flags) for name in ("a", "b")]:
         peer.wait_for(lambda peer=peer: len(live_chain(peer)) > len(before[peer.folder]) + 2)
         assert "from its own files" in (peer.folder / "agent.log").read_text()
+        assert len([line for line in peer.said("info") if "rounds after the checkpoint hold" in line]) == 1
         assert peer.events("start")[began[peer.folder]]["round"] >= len(before[peer.folder])
         assert live_chain(peer)[: len(before[peer.folder])] == before[peer.folder]
 

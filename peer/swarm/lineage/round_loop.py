@@ -159,7 +159,15 @@ class LineageRounds(RoundLoop[StateStore]):
             elif not await self._fork_choice.fetch_genesis(self._context.organiser):
                 await asyncio.sleep(self._node.timing.state_retry_s)
         self._staleness.join(self.store.state.round)
-        self._enter(contributed)
+        self._enter(contributed, earlier=resumed is not None and self._has_contributed_since(resumed))
+
+    def _has_contributed_since(self, resumed: Head) -> bool:
+        """Whether rounds after this state, on this lineage, have this peer in them: its earlier life made those."""
+        history = self.store.history
+        if not history.leads_through(resumed.round, resumed.lineage_id):
+            return False
+        rosters = (certificate.link.roster for certificate in history.chain[resumed.round :])
+        return any(member.peer_id == self._node.peer_id for roster in rosters for member in roster)
 
     def _too_early(self) -> str | None:
         """Why this peer, which has no link yet, must not begin the run."""

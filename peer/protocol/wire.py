@@ -23,6 +23,7 @@ _HEADER = struct.Struct(">4sB3xI")
 HEADER_BYTES = _HEADER.size
 MAGIC = b"ATL1"
 MAX_MESSAGE_BYTES = 64 * 1024
+MAX_WORDS_BYTES = 1024 * 1024  # of 64 members, each of which names all others twice
 MAX_JOIN_BYTES = 816  # sealed
 MAX_ROSTER_BYTES = 64 * (2 * MAX_JOIN_BYTES + 4)  # of joins in hexadecimal
 MAX_PAYLOAD_BYTES = 2**31
@@ -55,6 +56,7 @@ class Kind(IntEnum):
     SEAL_SENT = 20
     SEAL_REDUCED = 21
     EVIDENCE = 22
+    WORDS = 23
     REACH = 32
     DIRECT = 33
     MANIFEST = 34
@@ -213,6 +215,13 @@ class AbortMessage(Spec):
     culprit: PeerIdText | None = None
     word: SignedWord | None = None
     heard: HeardWord | None = None
+
+
+class HeardWords(Spec):
+    """The words of members of a group in which a round has failed, as this member has heard them."""
+
+    group: Digest
+    words: Annotated[tuple[HeardWord, ...], Field(max_length=64)]
 
 
 class HistoryRequest(Spec):

@@ -35,6 +35,7 @@ from peer.swarm.round.persistent_group import PersistentGroup, abort_stream
 from peer.swarm.round.signatures import GroupsDifferError, MalformedError
 from peer.swarm.round.strategy import ExchangeStrategy
 from peer.swarm.round.votes import VoteCount
+from peer.swarm.round.word_exchange import WordExchange
 from peer.swarm.runtime.buffer_pool import BufferPool
 from peer.swarm.runtime.futures import done_at, has_come
 from peer.swarm.runtime.tasks import cancel_and_wait
@@ -68,13 +69,15 @@ class Exchange:
         self._lateness, self._pool = Lateness(timing.late_s), BufferPool()
         self._rosters, self._on_join, self._observer = rosters, on_join, observer or Unobserved()
         self._group_words = group_words = GroupWords(node.identity, rosters.run_id)
-        self._words = OwnWords(node, self._observer, self._lateness, group_words)
+        self._word_exchange = WordExchange(node, rosters.run_id, group_words, self._observer.equivocated)
+        self._words = OwnWords(node, self._observer, self._lateness, group_words, self._word_exchange)
         self.group_streams = GroupStreams(node, rosters.run_id, group_words, lambda: self._group)
         self._group: PersistentGroup | None = None
         self._buffers: RoundBuffers | None = None
 
     async def start(self) -> None:
         await self.group_streams.start()
+        await self._word_exchange.start()
 
     # -- the phases of a round ---------------------------------------------------------------------------------------
 

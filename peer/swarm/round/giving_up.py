@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from peer.outer.round import RoundAborted
 from peer.protocol.wire import AbortMessage
-from peer.protocol.word import Stage
+from peer.protocol.word import SignedWord, Stage
+
+MAY_BE_DELAYED: tuple[Stage, ...] = ("waiting", "reduced", "vote")
 
 
 @dataclass(frozen=True)
@@ -21,19 +23,23 @@ class Lack:
     Attributes:
         delayed_by: the members that explain why this one was late itself; of one that waited, the one that ended the
             round for it.
+        round: in which; -1: the first one of its group.
+        shown: it has shown the word of the member that ended the round for it.
     """
 
     stage: Stage
     names: frozenset[str]
     delayed_by: frozenset[str] = frozenset()
+    round: int = field(default=-1, compare=False)
+    shown: bool = field(default=False, compare=False)
 
     @classmethod
-    def said(cls, message: AbortMessage) -> Lack | None:
+    def said(cls, word: SignedWord | None) -> Lack | None:
         """What a member says that it lacks; None: it does not explain itself."""
-        word = message.word
         if word is None or not word.lacking:
             return None
-        return cls(word.lacks, frozenset(word.lacking), frozenset(word.delayed_by))
+        delayed_by = word.delayed_by if word.lacks in MAY_BE_DELAYED else ()
+        return cls(word.lacks, frozenset(word.lacking), frozenset(delayed_by), word.round)
 
 
 class GaveUpError(RoundAborted):
@@ -64,7 +70,7 @@ def seen_at(abort: RoundAborted, own_id: str, missing: Callable[[str], Lack | No
         missing: (member) -> the first stage of which nothing of use has come from it.
     """
     if isinstance(abort, GaveUpError):
-        return Lack("word" if Lack.said(abort.message) else "stream", frozenset({abort.remote}))
+        return Lack("word" if Lack.said(abort.message.word) else "stream", frozenset({abort.remote}))
     if abort.culprit is None or abort.culprit == own_id:
         return None
     return missing(abort.culprit) or Lack("stream", frozenset({abort.culprit}))

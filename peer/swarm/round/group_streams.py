@@ -129,10 +129,11 @@ class GroupStreams:
         with contextlib.suppress(StreamClosedError, ProtocolError):
             async with stream.within(timeout_s, "said nothing"):
                 _, body = await stream.receive({Kind.ABORT: MAX_MESSAGE_BYTES})
-            persistent = self._group()
-            known = persistent if persistent is not None and persistent.identifier == group_id else None
-            if (ended := known or self._judged.get(group_id)) is not None:
-                ended.hear(stream.remote, parse_json(AbortMessage, body))
+            message, persistent = parse_json(AbortMessage, body), self._group()
+            if persistent is not None and persistent.identifier == group_id:
+                persistent.ended_by(stream.remote, message)
+            elif (ended := self._judged.get(group_id)) is not None:
+                ended.hear(stream.remote, message)
 
     async def _group_of(self, identifier: str, remote: str) -> PersistentGroup | None:
         """The group with this id; a stream may arrive a little before this member's own roster does."""

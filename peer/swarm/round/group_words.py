@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field, replace
 
 from peer.outer.round import RoundAborted
 from peer.protocol.evidence import TwoWords
 from peer.protocol.identity import Identity
-from peer.protocol.wire import AbortMessage
+from peer.protocol.wire import AbortMessage, HeardWords
 from peer.protocol.word import HeardWord, SignedWord, Word
 from peer.swarm.round.giving_up import Lack, StalledError
 from peer.swarm.runtime.expiring import BoundedMap
 
 GROUPS_KEPT = 16
+
+
+@dataclass
+class _Heard:
+    """What this peer has heard in one group. A word on a roster differs for each listener: those are kept apart."""
+
+    members: frozenset[str]
+    words: dict[str, SignedWord] = field(default_factory=dict)
+    of_rosters: dict[str, SignedWord] = field(default_factory=dict)
+    compared: set[str] = field(default_factory=set)  # the members that have shown what they heard
+    convicted: set[str] = field(default_factory=set)
 
 
 class GroupWords:
@@ -21,7 +33,14 @@ class GroupWords:
     def __init__(self, identity: Identity, run_id: str) -> None:
         self._identity, self._run_id = identity, run_id
         self._own: BoundedMap[str, SignedWord] = BoundedMap(GROUPS_KEPT)
-        self._heard: BoundedMap[str, dict[str, SignedWord]] = BoundedMap(GROUPS_KEPT)
+        self._heard: BoundedMap[str, _Heard] = BoundedMap(GROUPS_KEPT)
+
+    # -- what this peer says -------------------------------------------------------------------------------------------
+
+    def provable(self, group: str, lack: Lack) -> Lack:
+        """What this peer can say, of what it lacks: that it gave up for a word only with that word."""
+        shown = self._cause(group, lack) is not None
+        return replace(lack, shown=shown, stage="stream" if lack.stage == "word" and not shown else lack.stage)
 
     def message(self, group: str, abort: RoundAborted) -> AbortMessage:
         """The message to the other members of this group. All receive the same word, the first one."""
@@ -33,10 +52,30 @@ class GroupWords:
         own = self._own.get(group)
         if own is None:
             own = self._own[group] = self._signed(group, abort.lack)
-        cause = min(own.lacking, default="") if own.lacks == "word" else ""
-        first = self._heard.get(group, {}).get(cause)
-        heard = HeardWord(member=cause, word=first) if first is not None else None
-        return message.model_copy(update={"word": own, "heard": heard})
+        heard = self._heard.get(group)
+        words = () if heard is None else [*heard.words.items(), *heard.of_rosters.items()]
+        cause = next((HeardWord(member=name, word=word) for name, word in words if word.signature == own.cause), None)
+        return message.model_copy(update={"word": own, "heard": cause})
+
+    def _cause(self, group: str, lack: Lack) -> SignedWord | None:
+        """The word for which this peer gives up."""
+        heard, names = self._heard.get(group), _named(lack)
+        if len(names) != 1:
+            return None
+        (name,) = names
+        if name == self._identity.peer_id:
+            return self._own.get(group)
+        return None if heard is None else heard.words.get(name) or heard.of_rosters.get(name)
+
+    def _signed(self, group: str, lack: Lack) -> SignedWord:
+        lack, cause = self.provable(group, lack), self._cause(group, lack)
+        word = Word(
+            run_id=self._run_id, group=group, lacks=lack.stage, lacking=tuple(sorted(lack.names)),
+            delayed_by=tuple(sorted(lack.delayed_by)), round=lack.round, cause=cause.signature if cause else None,
+        )  # fmt: skip
+        return SignedWord.of(self._identity, word)
+
+    # -- what it hears -------------------------------------------------------------------------------------------------
 
     def hear(
         self, group: str, members: Collection[str], remote: str, message: AbortMessage
@@ -44,32 +83,66 @@ class GroupWords:
         """Note what a member of this group says, and what it has heard.
 
         Returns:
-            what it lacks, None if it has not signed that; and proofs that a member said two things.
+            what it lacks, None if it has not signed that, or has not shown the word for which it gave up; and proofs
+            that a member said two things.
         """
-        kept = self._heard.get(group)
-        if kept is None:
-            kept = self._heard[group] = {}
-        lack, found = None, []
+        if group not in self._heard:
+            self._heard[group] = _Heard(frozenset(members))
+        heard, found, lack = self._heard[group], list[TwoWords](), None
+        signed = {(self._identity.peer_id, own.signature)} if (own := self._own.get(group)) is not None else set()
         for member, word in _words(remote, message):
-            if member not in members or not word.is_of(member, self._run_id, group):
-                continue
-            if word is message.word:
-                lack = Lack.said(message)
-            first = kept.setdefault(member, word)
-            if first.conflicts(word):
-                found.append(TwoWords(run_id=self._run_id, group=group, member=member, first=first, second=word))
+            if self._note(group, heard, member, word, found):
+                signed.add((member, word.signature))
+                lack = _said(word, signed) if word is message.word else None
         return lack, found
 
-    def _signed(self, group: str, lack: Lack) -> SignedWord:
-        word = Word(
-            run_id=self._run_id, group=group, lacks=lack.stage, lacking=tuple(sorted(lack.names)),
-            delayed_by=tuple(sorted(lack.delayed_by)),
-        )  # fmt: skip
-        return SignedWord.of(self._identity, word)
+    def shown(self, group: str) -> HeardWords | None:
+        """All that this peer has heard in a group, for its other members: one may have said another thing to each."""
+        heard = self._heard.get(group)
+        if heard is None or not heard.words:
+            return None
+        words = tuple(HeardWord(member=member, word=word) for member, word in sorted(heard.words.items()))
+        return HeardWords(group=group, words=words)
+
+    def compare(self, remote: str, message: HeardWords) -> list[TwoWords]:
+        """What another member has heard in a group: proofs that a member said two things. Each is compared once."""
+        heard, found = self._heard.get(message.group), list[TwoWords]()
+        if heard is not None and remote in heard.members - heard.compared:
+            heard.compared.add(remote)
+            for one in message.words:
+                self._note(message.group, heard, one.member, one.word, found)
+        return found
+
+    def _note(self, group: str, heard: _Heard, member: str, word: SignedWord, found: list[TwoWords]) -> bool:
+        """-> whether this member has signed it; appends the proof that it has signed another one as well."""
+        kept = heard.of_rosters if word.lacks == "roster" else heard.words
+        first = kept.get(member)
+        if first == word:
+            return True
+        if member not in heard.members or not word.is_of(member, self._run_id, group):
+            return False
+        first = kept.setdefault(member, word)
+        if member not in heard.convicted and first.conflicts(word):
+            heard.convicted.add(member)
+            found.append(TwoWords(run_id=self._run_id, group=group, member=member, first=first, second=word))
+        return True
 
 
 def _words(remote: str, message: AbortMessage) -> Iterator[tuple[str, SignedWord]]:
-    if message.word is not None:
-        yield remote, message.word
     if message.heard is not None:
         yield message.heard.member, message.heard.word
+    if message.word is not None:
+        yield remote, message.word
+
+
+def _said(word: SignedWord, signed: Collection[tuple[str, str]]) -> Lack | None:
+    """What a member lacks by its own word; `signed`: (member, signature) of those that it may have given up for."""
+    if (lack := Lack.said(word)) is None:
+        return None
+    lack = replace(lack, shown=any((name, word.cause) in signed for name in _named(lack)) and len(_named(lack)) == 1)
+    return None if lack.stage == "word" and not lack.shown else lack
+
+
+def _named(lack: Lack) -> frozenset[str]:
+    """The member for whose word it gave up."""
+    return {"word": lack.names, "waiting": lack.delayed_by}.get(lack.stage, frozenset())

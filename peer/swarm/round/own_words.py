@@ -15,14 +15,17 @@ from peer.swarm.round.lateness import Lateness
 from peer.swarm.round.observer import RoundObserver
 from peer.swarm.round.persistent_group import PersistentGroup
 from peer.swarm.round.signatures import GroupsDifferError
+from peer.swarm.round.word_exchange import WordExchange
 
 
 class OwnWords:
     """Finds them, and hands them to the observer as those of the others."""
 
-    def __init__(self, node: Node, observer: RoundObserver, lateness: Lateness, group_words: GroupWords) -> None:
+    def __init__(
+        self, node: Node, observer: RoundObserver, lateness: Lateness, group_words: GroupWords, exchange: WordExchange
+    ) -> None:
         self._node, self._observer, self._lateness, self._clock = node, observer, lateness, node.clock
-        self._group_words = group_words
+        self._group_words, self._exchange = group_words, exchange
 
     def gives_up(
         self, persistent: PersistentGroup, abort: RoundAborted, lack: Lack | None, lost_s: float | None = None
@@ -34,6 +37,9 @@ class OwnWords:
         """
         if lack is None:
             return abort
+        if persistent.position is not None:
+            lack = replace(lack, round=persistent.position.round)
+        lack = self._group_words.provable(persistent.identifier, lack)
         cost_s = self._lost_s(persistent.buffers) if lost_s is None else lost_s
         self._observer.gave_up(persistent, self._node.peer_id, lack, cost_s)
         return StalledError(abort, lack)
@@ -65,9 +71,10 @@ class OwnWords:
         lack, found = self._group_words.hear(persistent.identifier, persistent.members, remote, message)
         for finding in found:
             self._observer.equivocated(finding)
+        self._exchange.begin(persistent)
         if lack is not None and lack.stage == "roster":
             lack = Lack("roster", frozenset({persistent.leader})) if persistent.leader else None
-        elif lack is not None and lack.stage in ("join", "waiting") and persistent.leader:
+        elif lack is not None and lack.stage in ("join", "waiting") and persistent.leader and lack.round < 0:
             lack = None
         self._observer.gave_up(persistent, remote, lack, self._lost_s(persistent.buffers))
 

@@ -114,17 +114,24 @@ class PersistentGroup:
         """A member gives up, and says why."""
         self._owner.on_words(self, remote, message)
 
+    def ended_by(self, remote: str, message: AbortMessage) -> None:
+        """A member gives up, and says so on another stream: no word counts in a group that continues."""
+        self.hear(remote, message)
+        if self.broken is None:
+            self._fail(self.buffers.inboxes.get(remote), remote, GaveUpError(remote, message))
+
     async def _next(self, stream: FrameStream, before: int) -> tuple[int, Inbox]:
         """The round that a member's next join is for, once this peer has got there too: its number, its inbox."""
         kind, sealed = await stream.receive({Kind.JOIN: MAX_JOIN_BYTES, Kind.ABORT: MAX_MESSAGE_BYTES})
         if kind is not Kind.JOIN:
             message = parse_json(AbortMessage, sealed)
-            if Lack.said(message):
+            if Lack.said(message.word):
                 raise GaveUpError(stream.remote, message)
             raise RoundAborted("match", f"{stream.remote} left the group", culprit=stream.remote)
         while self._advances == before and self.broken is None:
             await self._moved.wait()
         if self.broken is not None or self.position is None:
+            await self._last_words(stream)
             raise self.broken or RoundAborted("match", "the group does not stay")
         join = self._open_join(sealed, stream.remote, self.position)
         if (join.round, join.parent) != (self.position.round, self.position.lineage_id):
@@ -134,6 +141,18 @@ class PersistentGroup:
             inbox.join.set_result((sealed, join))
         self._owner.on_join()
         return self._advances, inbox
+
+    async def _last_words(self, stream: FrameStream) -> None:
+        """What a member says that has joined the next round, behind what it has sent for that; this peer ends the
+        one before.
+        """
+        longest = dict.fromkeys(Kind, max(MAX_MESSAGE_BYTES, self.buffers.wire_bytes))
+        with contextlib.suppress(StreamClosedError, ProtocolError):
+            async with stream.within(self._timing.stall_words_s, "said nothing"):
+                kind = None
+                while kind is not Kind.ABORT:
+                    kind, body = await stream.receive(longest)
+            self.hear(stream.remote, parse_json(AbortMessage, body))
 
     def advance(self, buffers: RoundBuffers, position: Position) -> None:
         """This peer has applied the round: the next one may begin."""

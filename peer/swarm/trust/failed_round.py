@@ -22,6 +22,9 @@ EXCUSES: dict[Stage, tuple[Stage, ...]] = {
     "vote": ("roster", "join", "contribution", "reduced"),
 }  # of a member that lacks those itself  # fmt: skip
 
+ENDED: tuple[Stage, ...] = ("reduced", "vote")
+"""Of a round that others have made: a member that lacks them joins no other round, since deadlines may be longer than
+windows."""
 BEGUN = ("word", "stream", *EXCUSES)  # what members lack that may have begun
 
 
@@ -137,21 +140,25 @@ class FailedRound:
 
     def _excused(self, lack: Lack, theirs: Lack) -> bool:
         """Whether a member that is said to have sent nothing at a stage lacked what it needs for that."""
+        if theirs.round != lack.round:  # the one that is ahead has made the other's round
+            return lack.stage == "join" and theirs.stage in ENDED and theirs.round < lack.round
         return theirs.stage in EXCUSES.get(lack.stage, ())
 
     def _first(self, accuser: str, peer_id: str, *, hasty: bool) -> str | None:
-        """The one to blame where members gave up one after the other: each names the one that it heard of.
+        """The one to blame where members gave up one after the other: each shows the word of the one that it heard of.
 
         Those that heard a word from a member do not blame it for passing that word on: it may have been told to that
-        member alone.
+        member alone. Nor do they blame one that waited, and ended the round for such a word.
         """
         passed, here = {peer_id}, peer_id
-        while (lack := self._word(here)) is not None and lack.stage == "word":
-            here = min(lack.names)
+        if self._unexplained(accuser, peer_id):
+            return peer_id
+        while (cause := self._cause(here)) is not None:
+            here = cause
             if here in passed:
                 return peer_id if passed == {accuser, peer_id} else None  # the two name each other; or see `circled`
             passed.add(here)
-        if lack is None:
+        if (lack := self._word(here)) is None:
             waits = self.lacks.get(here)  # then it ended no round of its own accord
             withheld = waits.names & self._withheld() - {accuser} if waits is not None else ()
             return min(withheld, default=here if hasty or self.settled else None)
@@ -159,6 +166,36 @@ class FailedRound:
             return peer_id if passed == {accuser, peer_id} else None
         silent = sorted(each for each in lack.names if self.lacks.get(each) is None)
         return silent[0] if silent and self.settled else None
+
+    def _unexplained(self, accuser: str, peer_id: str) -> bool:
+        """Whether no word of another explains what the accuser lacks of this member: the accuser was the first to say
+        one; or this member, or most others, had made the round, and so had all that it sends in it.
+        """
+        lack, theirs, others = self._word(accuser), self.lacks.get(peer_id), self.members - {accuser, peer_id}
+        if lack is None or theirs is None or lack.stage == "word":
+            return False
+        if theirs.round != lack.round and (lack.stage != "join" or theirs.round > lack.round):
+            return True
+        made = sum(other is not None and other.round > lack.round for other in map(self.lacks.get, others))
+        return accuser in self._causes(peer_id) or (lack.stage in ENDED and 0 < len(others) <= 2 * made)
+
+    def _cause(self, member: str) -> str | None:
+        """The member whose word this one shows as its reason."""
+        lack = self.lacks.get(member)
+        if lack is not None and lack.stage == "waiting" and lack.shown:
+            return min(lack.delayed_by)
+        lack = self._word(member)
+        return min(lack.names) if lack is not None and lack.stage == "word" else None
+
+    def _causes(self, member: str) -> set[str]:
+        """The members whose words, one after the other, this one shows as its reason."""
+        found, here = set[str](), member
+        while (lack := self.lacks.get(here)) is not None and lack.shown and (cause := self._cause(here)) is not None:
+            if cause in found:
+                break
+            found.add(cause)
+            here = cause
+        return found
 
     def circled(self) -> tuple[set[Peers], set[Peers]]:
         """The members that explain in a circle of three or more why they gave up. One of them lies: no member can have
@@ -193,7 +230,8 @@ class FailedRound:
         assert lack is not None
         if theirs is None or lack.stage == "roster":
             return False
-        return "word" in (lack.stage, theirs.stage) or self._excused(lack, theirs)
+        by_word = "word" in (lack.stage, theirs.stage) and not self._unexplained(accuser, peer_id)
+        return by_word or self._excused(lack, theirs)
 
 
 def _reached(start: str, edges: Mapping[str, Set[str]]) -> set[str]:

@@ -40,6 +40,7 @@ from peer.protocol.wire import (
     GossipJoin,
     GossipRoster,
     GossipState,
+    HeardWords,
     HelloMessage,
     HistoryRequest,
     InviteMessage,
@@ -111,7 +112,7 @@ def _samples(run: Run) -> list[Spec]:
     digest, other = "a" * 64, run.identities[0].peer_id
     met = tuple(sorted(identity.peer_id for identity in run.identities))
     endpoint = DirectEndpoint(port=31338, fingerprint=digest, token="b" * 64)
-    word = SignedWord(lacks="word", lacking=(other,), signature="0f" * 64)
+    word = SignedWord(lacks="word", lacking=(other,), cause="1f" * 64, signature="0f" * 64)
     return [
         AuditRequest(what="slice", of=digest, slice_index=3),
         AuditRequest(what="joins", of=digest, round=5),
@@ -134,6 +135,7 @@ def _samples(run: Run) -> list[Spec]:
         VoteMessage(link_id=digest, signature="0f" * 64),
         AbortMessage(reason="gone", culprit=other),
         AbortMessage(reason="late", word=word, heard=HeardWord(member=other, word=word)),
+        HeardWords(group=digest, words=(HeardWord(member=other, word=word),)),
         HistoryRequest(what="chunks", run_id=RUN, digest=digest, indexes=(0, 5, 9)),
         HistoryRequest(what="chain", run_id=RUN, from_round=3),
         SnapshotMeta(round=3, lineage_id=digest, fragments=(1000,), num_buffers=1, num_chunks=2),

@@ -7,6 +7,7 @@ import pytest
 from peer.outer.round import RoundAborted
 from peer.protocol.evidence import Evidence, TwoWords
 from peer.protocol.identity import Identity
+from peer.protocol.wire import AbortMessage
 from peer.protocol.word import HeardWord, SignedWord, Word
 from peer.swarm.round.giving_up import Lack, StalledError, no_roster
 from peer.swarm.round.group_words import GroupWords
@@ -39,12 +40,12 @@ def word_of(identity, abort, heard=()):
 def test_all_are_told_the_first_word_whatever_follows():
     words = GroupWords(A, RUN)
     first = words.message(GROUP, lacking(X))
-    assert Lack.said(first) == Lack("contribution", frozenset({X.peer_id}))
+    assert Lack.said(first.word) == Lack("contribution", frozenset({X.peer_id}))
     assert words.message(GROUP, lacking(B, stage="reduced")).word == first.word
     assert words.message("c" * 64, lacking(B)).word.lacking == (B.peer_id,)
     assert words.message(GROUP, ABORT).word is None
     listening = GroupWords(C, RUN)
-    assert listening.hear(GROUP, MEMBERS, A.peer_id, first) == (Lack.said(first), [])
+    assert listening.hear(GROUP, MEMBERS, A.peer_id, first) == (Lack.said(first.word), [])
     assert listening.hear(GROUP, MEMBERS, B.peer_id, first) == (None, [])
     assert listening.hear("c" * 64, MEMBERS, A.peer_id, first) == (None, [])
     assert listening.hear(GROUP, MEMBERS, A.peer_id, words.message(GROUP, ABORT)) == (None, [])
@@ -58,7 +59,7 @@ def test_that_a_roster_is_missing_is_said_to_each_listener_and_no_other_word_is_
     assert words.message(GROUP, lacking(X)).word.lacks == "contribution"
     hearing = GroupWords(B, RUN)
     for message in told:
-        assert hearing.hear(GROUP, MEMBERS, A.peer_id, message) == (Lack.said(message), [])
+        assert hearing.hear(GROUP, MEMBERS, A.peer_id, message) == (Lack.said(message.word), [])
 
 
 def test_who_gave_up_for_a_word_shows_it_and_two_that_differ_convict():
@@ -82,6 +83,51 @@ def test_of_two_words_that_others_pass_on_one_is_enough_to_compare():
     assert [finding.member for finding in found] == [X.peer_id]
 
 
+def test_members_show_each_other_all_that_they_heard_and_compare_it_once_a_member():
+    """No word is passed on here: each listener gives up for its own reason."""
+    lies = {one: word_of(X, lacking(other)) for one, other in ((A, B), (B, C))}
+    books = {one: GroupWords(one, RUN) for one in (A, B)}
+    for one, words in books.items():
+        assert words.hear(GROUP, MEMBERS, X.peer_id, lies[one])[1] == []
+        assert words.message(GROUP, lacking(X)).heard is None
+    shown = books[B].shown(GROUP)
+    assert shown.words == (HeardWord(member=X.peer_id, word=lies[B].word),)
+    assert books[A].compare("a stranger", shown) == []
+    (found,) = books[A].compare(B.peer_id, shown)
+    assert (found.member, found.first, found.second) == (X.peer_id, lies[A].word, lies[B].word)
+    assert books[A].compare(B.peer_id, shown) == books[A].compare(C.peer_id, shown) == []  # it is known by now
+    assert books[A].shown("c" * 64) is None
+    assert books[A].compare(B.peer_id, shown.model_copy(update={"group": "c" * 64})) == []
+
+
+def test_a_word_on_a_roster_hides_no_later_word():
+    words = GroupWords(A, RUN)
+    words.hear(GROUP, MEMBERS, X.peer_id, word_of(X, no_roster(A.peer_id)))
+    assert words.shown(GROUP) is None
+    found = []
+    for other in (B, C):
+        found += words.hear(GROUP, MEMBERS, X.peer_id, word_of(X, lacking(other)))[1]
+    assert [finding.member for finding in found] == [X.peer_id]
+
+
+def test_who_gave_up_for_a_word_has_said_nothing_without_that_word():
+    first = word_of(B, lacking(X))
+    shown = word_of(A, lacking(B, stage="word"), [(B, first)])
+    assert shown.word.cause == first.word.signature
+
+    def heard(message):
+        return GroupWords(C, RUN).hear(GROUP, MEMBERS, A.peer_id, message)[0]
+
+    assert heard(shown) == Lack("word", frozenset({B.peer_id}))
+    assert heard(shown).shown
+    assert heard(shown.model_copy(update={"heard": None})) is None
+    other = HeardWord(member=B.peer_id, word=word_of(B, lacking(C)).word)
+    assert heard(shown.model_copy(update={"heard": other})) is None
+    assert heard(AbortMessage(reason="", word=signed(A, B, lacks="word"))) is None
+    honest = word_of(A, lacking(B, stage="word"))  # of a member whose word was not signed
+    assert (honest.word.lacks, honest.word.lacking) == ("stream", (B.peer_id,))
+
+
 def test_a_word_that_its_member_has_not_signed_convicts_nobody():
     words = GroupWords(A, RUN)
     words.hear(GROUP, MEMBERS, X.peer_id, word_of(X, lacking(B)))
@@ -93,7 +139,8 @@ def test_a_word_that_its_member_has_not_signed_convicts_nobody():
         assert words.hear(GROUP, MEMBERS, B.peer_id, message)[1] == []
     stranger = Identity.generate()
     for other in (A, B):
-        assert words.hear(GROUP, MEMBERS, stranger.peer_id, word_of(stranger, lacking(other))) == (None, [])
+        said = word_of(stranger, lacking(other))
+        assert words.hear(GROUP, MEMBERS, stranger.peer_id, said) == (None, [])
 
 
 @pytest.mark.parametrize("changes", [

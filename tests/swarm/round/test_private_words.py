@@ -11,7 +11,7 @@ import pytest
 
 from peer.outer.round import Due, RoundAborted
 from peer.protocol.records import dump_json
-from peer.protocol.wire import AbortMessage, Kind
+from peer.protocol.wire import AbortMessage, HelloMessage, Kind
 from peer.protocol.word import SignedWord, Word
 from peer.swarm.round.giving_up import Lack, StalledError
 from tests.swarm.circle import Circle
@@ -40,8 +40,8 @@ def on_new_streams(seat, lie):
     seat.node.open = opened
 
 
-def gives_up(seat, lacking, **forged):
-    group = seat.exchange._group.identifier
+def gives_up(seat, lacking, group=None, **forged):
+    group = group or seat.exchange._group.identifier
     word = Word(run_id=seat.rosters.run_id, group=group, lacks="contribution", lacking=(lacking,), delayed_by=())
     signed = SignedWord.of(seat.node.identity, word).model_copy(update=forged)
     return dump_json(AbortMessage(reason="", word=signed))
@@ -123,6 +123,50 @@ async def test_a_member_that_tells_each_another_name_is_banned_by_all(network, t
         await until(lambda: all(liar.peer_id in seat.guard.bans for seat in honest), 8.0)
     for seat in honest:
         assert [one.peer_id for one in circle.seats if seat.guard.refuses(one.peer_id)] == [liar.peer_id]
+
+
+@pytest.mark.parametrize("rounds", [20, 50, 90])
+@pytest.mark.parametrize("count", [3, 4, 8])
+async def test_who_names_another_to_each_at_the_deadline_is_banned_once_they_compare(network, tmp_path, count, rounds):
+    """It contributes nothing, so that all give up for that: no member passes its word on."""
+    circle, _, __, liar = await seated(network, tmp_path, count)
+    known(circle, rounds)
+    honest = circle.seats[:-1]
+    order, groups = [seat.peer_id for seat in honest], list[str]()
+    gather, spoken = liar.exchange._gather, asyncio.Event()
+
+    async def gathering(group, *arguments):
+        groups.append(group.id)
+        return await gather(group, *arguments)
+
+    async def lie(remote, kind, _, honestly, send):
+        if kind is Kind.CONTRIBUTION:
+            await asyncio.Event().wait()
+        if kind is Kind.ABORT:
+            named = order[(order.index(remote) + 1) % len(order)]
+            await send(Kind.ABORT, gives_up(liar, named, group=groups[-1]))
+            spoken.set()
+        else:
+            await honestly()
+
+    liar.exchange._gather = gathering
+    on_new_streams(liar, lie)
+    await fail(circle)
+    assert spoken.is_set()
+    await until(lambda: all(liar.peer_id in seat.guard.bans for seat in honest), 8.0)
+    for seat in honest:
+        assert [one.peer_id for one in circle.seats if seat.guard.refuses(one.peer_id)] == [liar.peer_id]
+
+
+async def test_a_word_on_another_stream_ends_the_group_as_any_word_does(network, tmp_path):
+    """Else one could have two others part in the books, while all rounds are committed."""
+    _, victim, (other,), liar = await seated(network, tmp_path, 3)
+    group = liar.exchange._group.identifier
+    stream = await liar.node.open(other.peer_id, liar.exchange.group_streams._name, "round")
+    await stream.send_message(Kind.HELLO, HelloMessage(group_id=group))
+    await stream.send(Kind.ABORT, gives_up(liar, victim.peer_id))
+    await until(lambda: other.exchange._group is None, 5.0)
+    assert list(other.guard.stalls._failures) == [group]
 
 
 @pytest.mark.parametrize("rounds", [5, 50])

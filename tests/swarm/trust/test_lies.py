@@ -67,6 +67,55 @@ def test_who_ends_the_round_of_one_member_late_gets_it_blamed_by_no_other(circle
     assert min(map(max, own, pair)) > FACTOR * 3.0  # it owes for both failures
 
 
+@pytest.mark.parametrize("lie", [
+    "word m1 shows 6", "word m1 shows 5", "word m2 shows 6", "waiting m0 by m1 shows 6", "waiting m0 by m0 shows 6",
+    "join m0 shows 6", "reduced m0 shows 6",
+])  # fmt: skip
+@pytest.mark.parametrize("waits", ["waiting m0 by m0 shows 6", "join m0 shows 6", "waiting m0 by m1 shows 6"])
+@pytest.mark.parametrize("others", [3, 7])
+def test_who_withholds_a_shard_from_one_member_is_in_dispute_with_that_one_alone(others, waits, lie):
+    """The others have made that round, and wait for m0 to join the next one, which a short window may end before m0
+    gives up. x shows a true word of one of them, or says what they say.
+    """
+    honest = [f"m{number}" for number in range(others)]
+    books = Books(*honest, members=(*honest, LIAR), x=15)
+    books.fail(3.0, m0="reduced x shows 5", **dict.fromkeys(honest[1:], waits) | {"m1": "join m0 shows 6"}, x=lie)
+    for owner in honest:
+        assert set(books.books[owner]._debts._debts) == {frozenset({"m0", LIAR})}
+
+
+@pytest.mark.parametrize(("first", "passed"), [
+    ("reduced x shows 5", "word m0 shows 5"), ("contribution x shows 5", "waiting x by m0 shows 5"),
+])  # fmt: skip
+@pytest.mark.parametrize("others", [3, 7])
+def test_words_that_lead_back_to_the_member_that_spoke_first_excuse_nobody(others, first, passed):
+    honest = [f"m{number}" for number in range(others)]
+    books = Books(*honest, members=(*honest, LIAR), x=15)
+    books.fail(3.0, m0=first, **dict.fromkeys(honest[1:], passed), x="word m1 shows 5")
+    for owner in honest:
+        assert set(books.books[owner]._debts._debts) == {frozenset({"m0", LIAR})}
+
+
+@pytest.mark.parametrize("number", [4, 6])
+@pytest.mark.parametrize("others", [3, 7])
+def test_a_word_of_another_round_excuses_nobody(others, number):
+    honest = [f"m{number}" for number in range(others)]
+    books = Books(*honest, members=(*honest, LIAR), x=25)
+    for _ in range(2):
+        books.fail(3.0, **dict.fromkeys(honest, "reduced x shows 5"), x=f"word m1 shows {number}")
+    for owner in honest:
+        assert books.refused(owner) == {LIAR}
+
+
+@pytest.mark.parametrize("others", [3, 7])
+def test_who_does_not_join_is_not_excused_by_a_round_that_others_have_made(others):
+    honest = [f"m{number}" for number in range(others)]
+    books = Books(*honest, members=(*honest, LIAR), x=15)
+    books.fail(3.0, **dict.fromkeys(honest, "join x shows 6"), x="reduced m0 shows 5")
+    for owner in honest:
+        assert set(books.books[owner]._debts._debts) == {frozenset({"m0", LIAR})}
+
+
 @pytest.mark.parametrize("spoken", [True, False])
 @pytest.mark.parametrize(("others", "accomplices"), [(6, 1), (14, 1), (30, 1), (6, 2), (14, 3)])
 def test_stalls_that_look_like_a_cut_cost_an_eighth_of_the_time(others, accomplices, spoken):

@@ -78,9 +78,12 @@ class GroupWords:
     # -- what it hears -------------------------------------------------------------------------------------------------
 
     def hear(
-        self, group: str, members: Collection[str], remote: str, message: AbortMessage
+        self, group: str, members: Collection[str], remote: str, message: AbortMessage, *, first: bool = False
     ) -> tuple[Lack | None, list[TwoWords]]:
         """Note what a member of this group says, and what it has heard.
+
+        Args:
+            first: in the group's first round, before which alone a roster may be missing.
 
         Returns:
             what it lacks, None if it has not signed that, or has not shown the word for which it gave up; and proofs
@@ -91,7 +94,7 @@ class GroupWords:
         heard, found, lack = self._heard[group], list[TwoWords](), None
         signed = {(self._identity.peer_id, own.signature)} if (own := self._own.get(group)) is not None else set()
         for member, word in _words(remote, message):
-            if self._note(group, heard, member, word, found):
+            if (first or word.lacks != "roster") and self._note(group, heard, member, word, found):
                 signed.add((member, word.signature))
                 lack = _said(word, signed) if word is message.word else None
         return lack, found
@@ -129,7 +132,7 @@ class GroupWords:
 
 
 def _words(remote: str, message: AbortMessage) -> Iterator[tuple[str, SignedWord]]:
-    if message.heard is not None:
+    if message.heard is not None and message.heard.member != remote:
         yield message.heard.member, message.heard.word
     if message.word is not None:
         yield remote, message.word

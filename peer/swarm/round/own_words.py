@@ -68,13 +68,16 @@ class OwnWords:
         """Another member gave the round up, and said this. In the first round of a group no member waits for joins, and
         this peer knows who owed a roster: the leader.
         """
-        lack, found = self._group_words.hear(persistent.identifier, persistent.members, remote, message)
+        first = bool(persistent.leader)
+        lack, found = self._group_words.hear(
+            persistent.identifier, persistent.members, remote, message, first=first
+        )
         for finding in found:
             self._observer.equivocated(finding)
         self._exchange.begin(persistent)
         if lack is not None and lack.stage == "roster":
-            lack = Lack("roster", frozenset({persistent.leader})) if persistent.leader else None
-        elif lack is not None and lack.stage in ("join", "waiting") and persistent.leader and lack.round < 0:
+            lack = Lack("roster", frozenset({persistent.leader})) if first else None
+        elif lack is not None and lack.stage in ("join", "waiting") and first and lack.round < 0:
             lack = None
         self._observer.gave_up(persistent, remote, lack, self._lost_s(persistent.buffers))
 

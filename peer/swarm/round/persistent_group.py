@@ -102,9 +102,11 @@ class PersistentGroup:
                 self._owner.on_offence(abort)
             self._fail(inbox, remote, abort)
         except RoundAborted as abort:
-            if isinstance(abort, GaveUpError):
-                self.hear(remote, abort.message)
-            self._fail(inbox, remote, abort)
+            try:
+                if isinstance(abort, GaveUpError) and abort.remote == remote:
+                    self.hear(remote, abort.message)
+            finally:
+                self._fail(inbox, remote, abort)
 
     def follows(self, remote: str) -> bool:
         """Whether this member has opened its stream already."""
@@ -116,9 +118,11 @@ class PersistentGroup:
 
     def ended_by(self, remote: str, message: AbortMessage) -> None:
         """A member gives up, and says so on another stream: no word counts in a group that continues."""
-        self.hear(remote, message)
-        if self.broken is None:
-            self._fail(self.buffers.inboxes.get(remote), remote, GaveUpError(remote, message))
+        try:
+            self.hear(remote, message)
+        finally:
+            if self.broken is None:
+                self._fail(self.buffers.inboxes.get(remote), remote, GaveUpError(remote, message))
 
     async def _next(self, stream: FrameStream, before: int) -> tuple[int, Inbox]:
         """The round that a member's next join is for, once this peer has got there too: its number, its inbox."""

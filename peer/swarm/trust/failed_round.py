@@ -177,13 +177,13 @@ class FailedRound:
         if theirs.round != lack.round and (lack.stage != "join" or theirs.round > lack.round):
             return True
         made = sum(other is not None and other.round > lack.round for other in map(self.lacks.get, others))
-        return accuser in self._causes(peer_id) or (lack.stage in ENDED and 0 < len(others) <= 2 * made)
+        return accuser in self._causes(peer_id) or (lack.stage in ENDED and made >= 2 and 2 * made > len(others))
 
     def _cause(self, member: str) -> str | None:
         """The member whose word this one shows as its reason."""
         lack = self.lacks.get(member)
         if lack is not None and lack.stage == "waiting" and lack.shown:
-            return min(lack.delayed_by)
+            return min(lack.delayed_by, default=None)
         lack = self._word(member)
         return min(lack.names) if lack is not None and lack.stage == "word" else None
 

@@ -59,7 +59,8 @@ def test_that_a_roster_is_missing_is_said_to_each_listener_and_no_other_word_is_
     assert words.message(GROUP, lacking(X)).word.lacks == "contribution"
     hearing = GroupWords(B, RUN)
     for message in told:
-        assert hearing.hear(GROUP, MEMBERS, A.peer_id, message) == (Lack.said(message.word), [])
+        assert hearing.hear(GROUP, MEMBERS, A.peer_id, message, first=True) == (Lack.said(message.word), [])
+        assert hearing.hear(GROUP, MEMBERS, A.peer_id, message) == (None, [])  # the group has had a round: it has one
 
 
 def test_who_gave_up_for_a_word_shows_it_and_two_that_differ_convict():
@@ -102,7 +103,7 @@ def test_members_show_each_other_all_that_they_heard_and_compare_it_once_a_membe
 
 def test_a_word_on_a_roster_hides_no_later_word():
     words = GroupWords(A, RUN)
-    words.hear(GROUP, MEMBERS, X.peer_id, word_of(X, no_roster(A.peer_id)))
+    words.hear(GROUP, MEMBERS, X.peer_id, word_of(X, no_roster(A.peer_id)), first=True)
     assert words.shown(GROUP) is None
     found = []
     for other in (B, C):
@@ -124,6 +125,10 @@ def test_who_gave_up_for_a_word_has_said_nothing_without_that_word():
     other = HeardWord(member=B.peer_id, word=word_of(B, lacking(C)).word)
     assert heard(shown.model_copy(update={"heard": other})) is None
     assert heard(AbortMessage(reason="", word=signed(A, B, lacks="word"))) is None
+    roster = word_of(A, no_roster(B.peer_id)).word
+    itself = Word(run_id=RUN, group=GROUP, lacks="word", lacking=(A.peer_id,), cause=roster.signature)
+    own = AbortMessage(reason="", word=SignedWord.of(A, itself), heard=HeardWord(member=A.peer_id, word=roster))
+    assert GroupWords(C, RUN).hear(GROUP, MEMBERS, A.peer_id, own, first=True)[0] is None
     honest = word_of(A, lacking(B, stage="word"))  # of a member whose word was not signed
     assert (honest.word.lacks, honest.word.lacking) == ("stream", (B.peer_id,))
 

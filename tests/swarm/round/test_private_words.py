@@ -12,7 +12,7 @@ import pytest
 from peer.outer.round import Due, RoundAborted
 from peer.protocol.records import dump_json
 from peer.protocol.wire import AbortMessage, HelloMessage, Kind
-from peer.protocol.word import SignedWord, Word
+from peer.protocol.word import HeardWord, SignedWord, Word
 from peer.swarm.round.giving_up import Lack, StalledError
 from tests.swarm.circle import Circle
 from tests.swarm.gathering import until
@@ -156,6 +156,34 @@ async def test_who_names_another_to_each_at_the_deadline_is_banned_once_they_com
     await until(lambda: all(liar.peer_id in seat.guard.bans for seat in honest), 8.0)
     for seat in honest:
         assert [one.peer_id for one in circle.seats if seat.guard.refuses(one.peer_id)] == [liar.peer_id]
+
+
+@COUNTS
+async def test_a_member_that_shows_its_own_word_as_its_reason_has_said_nothing(network, tmp_path, count):
+    """One such word ended the round loop of each honest member, and no book was ever closed."""
+    circle, victim, _, liar = await seated(network, tmp_path, count)
+    group, itself = liar.exchange._group.identifier, liar.peer_id
+
+    def signed(**said):
+        return SignedWord.of(liar.node.identity, Word(run_id=liar.rosters.run_id, group=group, **said))
+
+    roster = signed(lacks="roster", lacking=(victim.peer_id,))
+    word = signed(lacks="waiting", lacking=(victim.peer_id,), delayed_by=(itself,), cause=roster.signature)
+    message = AbortMessage(reason="", word=word, heard=HeardWord(member=itself, word=roster))
+
+    async def lying(stream, send, kind, _):
+        if kind is Kind.CONTRIBUTION:
+            await stream.send_message(Kind.ABORT, message)
+            await asyncio.Event().wait()
+        await send()
+
+    sends_by(liar, lying)
+    rounds = [asyncio.ensure_future(one(circle, index)) for index in range(count)]
+    await asyncio.wait_for(asyncio.gather(*rounds[:-1]), 30.0)  # they fail, as rounds do
+    rounds[-1].cancel()
+    await until_judged(circle.seats[:-1], group)
+    for seat in circle.seats[:-1]:
+        assert frozenset({itself}) in seat.guard.stalls._debts._debts
 
 
 async def test_a_word_on_another_stream_ends_the_group_as_any_word_does(network, tmp_path):

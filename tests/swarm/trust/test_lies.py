@@ -96,6 +96,26 @@ def test_words_that_lead_back_to_the_member_that_spoke_first_excuse_nobody(other
         assert set(books.books[owner]._debts._debts) == {frozenset({"m0", LIAR})}
 
 
+@pytest.mark.parametrize("others", [2, 3, 7])
+def test_that_a_round_was_made_no_member_says_alone(others):
+    """x joined m0 first, and contributed to it alone: m0 is past half of its time, the others are not."""
+    honest = [f"m{number}" for number in range(others)]
+    books = Books(*honest, members=(*honest, LIAR), x=15)
+    late = " ".join([*honest[1:], LIAR])
+    words = dict.fromkeys(honest[1:], "word x shows 5")
+    books.fail(3.0, m0=f"reduced {late} shows 5", **words, x="join m0 shows 6")
+    for owner in honest:
+        assert set(books.books[owner]._debts._debts) == {frozenset({"m0", LIAR})}
+
+
+def test_who_names_itself_as_the_one_that_ended_the_round_shows_nothing():
+    books = Books(*HONEST, x=25)
+    for _ in range(2):
+        books.fail(x="waiting a by x shows 5", **dict.fromkeys(HONEST, "contribution x shows 5"))
+    for owner in HONEST:
+        assert books.refused(owner) == {LIAR}
+
+
 @pytest.mark.parametrize("number", [4, 6])
 @pytest.mark.parametrize("others", [3, 7])
 def test_a_word_of_another_round_excuses_nobody(others, number):

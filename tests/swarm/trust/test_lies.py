@@ -111,7 +111,7 @@ def test_that_a_round_was_made_no_member_says_alone(others):
 def test_who_names_itself_as_the_one_that_ended_the_round_shows_nothing():
     books = Books(*HONEST, x=25)
     for _ in range(2):
-        books.fail(x="waiting a by x shows 5", **dict.fromkeys(HONEST, "contribution x shows 5"))
+        books.fail(x="waiting a by x shows 5", **dict.fromkeys(HONEST, "word x shows 5"))
     for owner in HONEST:
         assert books.refused(owner) == {LIAR}
 

@@ -21,6 +21,7 @@ from tests.network.members import TOKENS_PER_STEP, Member
 from tests.network.trained import LockstepMember, drive_lockstep, task_of
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.long]
+COUNTS = 0.9  # steps at both ends are of other rounds: some in a hundred on a busy machine; lost work was 40%
 WARM, ROUNDS = 4, 10
 
 
@@ -78,7 +79,7 @@ def test_a_peer_ten_times_slower_costs_the_others_nothing_and_its_work_counts(
     slow.pace = 10
     for member in cast("list[Instant]", members):
         member.together = members
-    assert min(counted(swarm, members)) > 0.95
+    assert min(counted(swarm, members)) > COUNTS
     assert {len(record.members) for record in fast.committed if record.round > WARM} == {3}
     rates = [sum(weights_of(member, WARM)) / len(weights_of(member, WARM)) for member in (fast, slow)]
     assert rates[1] / rates[0] == pytest.approx(0.1, rel=0.35)
@@ -93,7 +94,7 @@ def test_a_line_of_5_mbit_reduces_nothing_and_all_work_counts(make_swarm: Callab
     swarm.bootstrap()
     members = swarm.add("a", "b", "c")
     fast, _, slow = members
-    assert min(counted(swarm, members)) > 0.95
+    assert min(counted(swarm, members)) > COUNTS
     payload = 4 * fast.sync.memory.anchor.numel()
     sent = [sorted(record.bytes_sent for record in member.committed if record.round > WARM) for member in (fast, slow)]
     typical = [each[len(each) // 2] / payload for each in sent]

@@ -203,7 +203,7 @@ class ForkChoice:
 
         try:
             replayed = await replay(rounds, self.local_state(), self, kept)
-        except ProtocolError as error:
+        except (ProtocolError, OSError) as error:  # others may have them
             log.warning("the rounds that this peer has on disk cannot be made again: %s", error)
             replayed = self._store.state.round - before.round
         if replayed:

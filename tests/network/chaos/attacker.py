@@ -14,6 +14,7 @@ import random
 import sys
 import time
 import traceback
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,7 @@ from typing import Any
 from peer.protocol.identity import Identity
 from peer.protocol.lineage import Position
 from peer.protocol.manifest import RoundSpec
-from peer.protocol.records import MAX_RECORD_BYTES, PeerRecord, dump_json, peers_key, seal
+from peer.protocol.records import MAX_RECORD_BYTES, PeerRecord, dump_json, parse_json, peers_key, seal
 from peer.protocol.weights import WeightRule
 from peer.protocol.wire import (
     HEADER_BYTES,
@@ -30,6 +31,7 @@ from peer.protocol.wire import (
     HelloMessage,
     InviteMessage,
     Kind,
+    RejectMessage,
     StatusMessage,
 )
 from peer.swarm.group.roster import RosterAuthority
@@ -44,7 +46,7 @@ HANDLERS = ("join", "invite", "round", "history")
 DROPPED_WITHIN_S = 12.0  # the longest first-frame limit is 5 s; the rest is for a busy machine
 SEAT_WITHIN_S = 150.0  # a fresh identity that cost a round keeps the next ones out for a minute or two
 ATTACK_TIMEOUT_S = 60.0 + SEAT_WITHIN_S
-SEATED = ("member", "leader")  # attacks that need a seat, which is refused to whoever has done ill before
+SEATED = ("member", "leader", "join: a replayed one")  # they need a seat, which a peer that attacked before is refused
 ASK_AGAIN_S = 0.2
 
 
@@ -140,18 +142,19 @@ class Attacker:
 
     async def take_seat(self, within_s: float = SEAT_WITHIN_S) -> tuple[dict[str, Any], str]:
         """Join the round of the honest as a member; -> (the roster as JSON, the group's id)."""
-        position = await self.position()
-        await self.publish(self.record(position))
-        deadline = time.monotonic() + within_s
+        deadline, answers = time.monotonic() + within_s, Counter[str]()
         while time.monotonic() < deadline:
             for leader in self.honest:
+                await self.publish(self.record(await self.position()))  # as a live peer does: a record soon expires
                 answer = await self._hand_in(leader)
-                if answer is not None:
+                if not isinstance(answer, str):
                     return answer
+                answers[answer] += 1
             await asyncio.sleep(ASK_AGAIN_S)
-        raise GivenUpError("no leader took this peer in")
+        raise GivenUpError(f"no leader took this peer in: {dict(answers)}")
 
-    async def _hand_in(self, leader: str) -> tuple[dict[str, Any], str] | None:
+    async def _hand_in(self, leader: str) -> tuple[dict[str, Any], str] | str:
+        """-> the roster, or why there is none."""
         position = await self.position(leader)
         join, sealed = self.rosters.join(position, 100)
         stream = await self.open("join", leader)
@@ -161,12 +164,12 @@ class Attacker:
             while kind is Kind.STATUS:
                 limits = dict.fromkeys((Kind.STATUS, Kind.ROSTER, Kind.REJECT), 1 << 16)
                 kind, body = await asyncio.wait_for(stream.receive(limits), 15.0)
-        except (TimeoutError, StreamClosedError):
-            return None
+        except (TimeoutError, StreamClosedError) as error:
+            return type(error).__name__
         finally:
             stream.close()
         if kind is Kind.REJECT:
-            return None
+            return parse_json(RejectMessage, body).reason
         group = self.rosters.read(body, sealed, join, leader)
         return json.loads(body), group.id
 
@@ -260,7 +263,7 @@ async def _serve(folder: Path, address: str, run_id: str, honest: tuple[str, ...
         asked = json.loads(line)
         if asked["attack"].startswith(SEATED):
             await node.close()
-            node = await come(leads=not asked["attack"].startswith("member"))
+            node = await come(leads=asked["attack"].startswith("leader"))
         attacker = Attacker(node, run_id, tuple(asked["honest"]), random.Random(asked["seed"]), answers)
         answer = {"attack": asked["attack"], "problem": None, "made": True}
         answer.update(await _attack(attacker, ATTACKS[asked["attack"]]))
@@ -304,7 +307,8 @@ async def _attack(attacker: Attacker, script: Callable[[Attacker], Any]) -> dict
     return {}
 
 
-async def _main(arguments: list[str]) -> None:
+async def main(arguments: list[str]) -> None:
+    """Serve the requests of the parent."""
     folder, address, run_id, *honest = arguments
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
@@ -314,7 +318,9 @@ async def _main(arguments: list[str]) -> None:
 if __name__ == "__main__":
     import uvloop
 
+    from tests.network.chaos import attacker  # the scripts catch the errors of that module, not of this `__main__`
+
     die_with_parent(int(sys.argv[1]))
     children_die_with_us()
     uvloop.install()
-    asyncio.run(_main(sys.argv[2:]))
+    asyncio.run(attacker.main(sys.argv[2:]))

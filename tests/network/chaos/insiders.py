@@ -207,12 +207,21 @@ async def _(a: Attacker) -> None:
 
 
 def _leader(answer: Callable[[Attacker, list[bytes], int], tuple[Kind, bytes] | None], rounds: int = 2) -> Script:
-    """Lead; -> to each of the honest, what `answer` makes of their joins and the place of this one."""
+    """Lead; -> to each of the honest, what `answer` makes of their joins and the place of this one.
+
+    Args:
+        rounds: at most: after the first, the honest may refuse this leader.
+    """
 
     async def script(a: Attacker) -> None:
         async with a.leading() as joins:
-            for _ in range(rounds):
-                gathered = [await asyncio.wait_for(joins.get(), 25.0)]
+            for made in range(rounds):
+                try:
+                    gathered = [await asyncio.wait_for(joins.get(), 25.0)]
+                except TimeoutError:
+                    if not made:
+                        raise
+                    return
                 with contextlib.suppress(asyncio.TimeoutError):
                     gathered.append(await asyncio.wait_for(joins.get(), 1.0))
                 for place, (stream, _) in enumerate(gathered):

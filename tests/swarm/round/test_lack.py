@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from types import SimpleNamespace
+
 import pytest
 
 from peer.outer.compress.registry import compressor
 from peer.outer.state.reduced_update import ReduceFormat
+from peer.protocol.identity import Identity
+from peer.protocol.wire import AbortMessage, Kind
+from peer.protocol.word import SignedWord
+from peer.swarm.net.stream import StreamClosedError
 from peer.swarm.round.giving_up import Lack
 from peer.swarm.round.inbox import RoundBuffers
+from peer.swarm.round.persistent_group import PersistentGroup
 from peer.swarm.runtime.futures import deliver
+from peer.swarm.runtime.timing import STANDARD
 
 ORDER = ("me", "a", "b", "x")
 OTHERS = ORDER[1:]
+A, B = (Identity.generate().peer_id for _ in range(2))
 BEGAN, DEADLINE = 100.0, 110.0
 
 
@@ -77,4 +88,46 @@ async def test_of_one_member_the_first_stage_is_told_at_any_time():
     assert found.lack_of("x") == Lack("reduced", frozenset("x"))
     assert found.lack_of("a") == Lack("contribution", frozenset("a"))
     assert found.lack_of("stranger") is None
+    found.close(RuntimeError("over"))
+
+
+@pytest.mark.parametrize(
+    ("stage", "counts"),
+    [("waiting", True), ("reduced", True), ("vote", True), ("contribution", False), ("join", False), ("stream", False)],
+)
+def test_who_lacks_what_no_other_delays_names_no_member_that_delayed_it(stage, counts):
+    """Before a contribution nothing is sent that a third member could have delayed."""
+    word = SignedWord(lacks=stage, lacking=(A,), delayed_by=(B,), round=3, signature="00" * 64)
+    assert Lack.said(word) == Lack(stage, frozenset({A}), frozenset({B} if counts else ()))
+
+
+async def test_a_member_is_not_heard_saying_the_word_that_another_ended_the_group_with():
+    """It waits in the next round, and its stream ends as the group does."""
+    found, spoken = await buffers(), list[str]()
+    owner = SimpleNamespace(on_words=lambda _, remote, __: spoken.append(remote), on_break=lambda _: None)
+    group = PersistentGroup(found, "9" * 64, lambda *_: None, owner, STANDARD)
+    joined = asyncio.Event()
+
+    class Stream:
+        remote = "a"
+
+        @contextlib.asynccontextmanager
+        async def within(self, *_):
+            yield
+
+        async def receive(self, limits):
+            if Kind.CONTRIBUTION in limits:
+                raise StreamClosedError("a", "over")
+            joined.set()
+            return Kind.JOIN, b""
+
+    async def fill(_):
+        """The whole round has come."""
+
+    found.inboxes["a"].fill = fill
+    following = asyncio.ensure_future(group.follow(Stream()))
+    await joined.wait()
+    group.ended_by("b", AbortMessage(reason="gives up"))
+    await following
+    assert spoken == ["b"]
     found.close(RuntimeError("over"))

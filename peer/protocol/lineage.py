@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import FailFast, Field, model_validator
 
 from peer.errors import ProtocolError
 from peer.protocol.identity import verify
@@ -61,10 +61,10 @@ class Link(Spec):
     fragment: Annotated[int, Field(ge=0, lt=65536)] = 0
     round: Count
     parent: Digest
-    roster: Annotated[tuple[Member, ...], Field(min_length=1, max_length=64)]
+    roster: Annotated[tuple[Member, ...], Field(min_length=1, max_length=64), FailFast()]
     update_digest: Digest
     state_digest: Digest
-    residuals: Annotated[tuple[Digest, ...], Field(max_length=64)] = ()
+    residuals: Annotated[tuple[Digest, ...], Field(max_length=64), FailFast()] = ()
 
     @model_validator(mode="after")
     def _one_for_each_member(self) -> Link:

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Mapping
 from typing import Annotated, Literal, NamedTuple, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import FailFast, Field, ValidationError
 
 from peer.errors import ProtocolError
 from peer.protocol.identity import MAX_PEER_ID_CHARS, SIGNATURE_BYTES, Identity, verify
@@ -32,6 +32,7 @@ MAX_PEER_RECORD_BYTES = 1280  # some 900 with long names, large numbers and leas
 MAX_LINES = 48  # of which a peer record says how fast they are
 LINE_NAME_CHARS = 4
 SERIAL_BYTES = 8
+MAX_ERRORS = 16  # of one message that are described
 MAX_EXPIRY_S = 120.0
 PEER_TTL_S = 15.0
 CLOCK_SKEW_S = 3.0  # as hivemind lets two nodes differ
@@ -76,7 +77,7 @@ class PeerRecord(Spec):
     group_size: Annotated[int, Field(ge=0, le=64)] = 0
     client: bool = False  # accepts no connection: it dials the others
     relayed: bool = False  # a client that can be reached through a relay
-    addresses: Annotated[tuple[HostText, ...], Field(max_length=MAX_HOST_ADDRESSES)] = ()
+    addresses: Annotated[tuple[HostText, ...], Field(max_length=MAX_HOST_ADDRESSES), FailFast()] = ()
     lines: Annotated[str, Field(pattern=r"^([1-9A-HJ-NP-Za-km-z]{4}[A-Z])*$", max_length=5 * MAX_LINES)] = ""
     leases: RangesText = ""
     invitation: Annotated[str, Field(pattern=PASS_PATTERN)] = ""
@@ -132,8 +133,14 @@ def parse_json(schema: type[SpecT], payload: bytes, context: Mapping[str, bool] 
     try:
         return schema.model_validate_json(payload, strict=True, context=context)
     except (ValidationError, UnicodeDecodeError, RecursionError) as error:
-        first = str(error).splitlines()[:3]
-        raise ProtocolError(f"malformed {schema.__name__}: {' '.join(first)}") from None
+        raise ProtocolError(f"malformed {schema.__name__}: {_first_of(error)}") from None
+
+
+def _first_of(error: Exception) -> str:
+    """The first error in words. Where there are many, all of them would take seconds to write."""
+    if isinstance(error, ValidationError) and (count := error.error_count()) > MAX_ERRORS:
+        return f"{count} errors"
+    return " ".join(str(error).splitlines()[:3])
 
 
 def dump_json(message: Spec) -> bytes:

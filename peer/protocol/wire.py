@@ -11,28 +11,28 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import FailFast, Field, model_validator
 
 from peer.errors import ProtocolError
 from peer.protocol.manifest import MAX_ROUNDS, Digest, PeerIdText, Spec
 from peer.protocol.ranges import RangesText
 from peer.protocol.records import Count, Seconds, dump_json
-from peer.protocol.word import HeardWord, SignedWord
+from peer.protocol.word import HeardWord, Names, SignedWord
 
 _HEADER = struct.Struct(">4sB3xI")
 HEADER_BYTES = _HEADER.size
 MAGIC = b"ATL1"
 MAX_MESSAGE_BYTES = 64 * 1024
-MAX_WORDS_BYTES = 1024 * 1024  # of 64 members, each of which names all others twice
+MAX_WORDS_BYTES = 480 * 1024  # of 64 members, each of which names all others twice
 MAX_JOIN_BYTES = 816  # sealed
 MAX_ROSTER_BYTES = 64 * (2 * MAX_JOIN_BYTES + 4)  # of joins in hexadecimal
 MAX_PAYLOAD_BYTES = 2**31
 MAX_CHUNKS = 2**24  # of a snapshot
 MAX_INDEXES = 64  # of one request
 
-# another member gave up, its stream ended, it has not joined yet, or something did not come in time
-
 StreamName = Annotated[str, Field(max_length=100)]
+ChunkIndex = Annotated[int, Field(ge=0, lt=MAX_CHUNKS)]
+FragmentSize = Annotated[int, Field(ge=1, lt=2**40)]
 
 
 class Kind(IntEnum):
@@ -142,7 +142,7 @@ class StatusMessage(Spec):
 class ReachRequest(Spec):
     """Ask a peer to dial the address that it sees this host at, on these TCP ports."""
 
-    ports: Annotated[tuple[Annotated[int, Field(ge=1, lt=65536)], ...], Field(max_length=4)]
+    ports: Annotated[tuple[Annotated[int, Field(ge=1, lt=65536)], ...], Field(max_length=4), FailFast()]
 
 
 class ReachMessage(Spec):
@@ -201,9 +201,9 @@ class VoteMessage(Spec):
 
     link_id: Digest
     signature: Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
-    late_contributions: Annotated[tuple[PeerIdText, ...], Field(max_length=64)] = ()
-    late_shards: Annotated[tuple[PeerIdText, ...], Field(max_length=64)] = ()
-    delayed_by: Annotated[tuple[PeerIdText, ...], Field(max_length=64)] = ()
+    late_contributions: Names = ()
+    late_shards: Names = ()
+    delayed_by: Names = ()
 
 
 class AbortMessage(Spec):
@@ -221,7 +221,7 @@ class HeardWords(Spec):
     """The words of members of a group in which a round has failed, as this member has heard them."""
 
     group: Digest
-    words: Annotated[tuple[HeardWord, ...], Field(max_length=64)]
+    words: Annotated[tuple[HeardWord, ...], Field(max_length=64), FailFast()]
 
 
 class HistoryRequest(Spec):
@@ -238,7 +238,7 @@ class HistoryRequest(Spec):
     run_id: Digest
     from_round: Count = 0
     digest: Digest | None = None
-    indexes: Annotated[tuple[Annotated[int, Field(ge=0, lt=MAX_CHUNKS)], ...], Field(max_length=MAX_INDEXES)] = ()
+    indexes: Annotated[tuple[ChunkIndex, ...], Field(max_length=MAX_INDEXES), FailFast()] = ()
 
     @model_validator(mode="after")
     def _chunks_have_indexes(self) -> HistoryRequest:
@@ -271,7 +271,7 @@ class SnapshotMeta(Spec):
 
     round: Count
     lineage_id: Digest
-    fragments: Annotated[tuple[Annotated[int, Field(ge=1, lt=2**40)], ...], Field(min_length=1, max_length=1024)]
+    fragments: Annotated[tuple[FragmentSize, ...], Field(min_length=1, max_length=1024), FailFast()]
     num_buffers: Annotated[int, Field(ge=0, le=4)]
     num_chunks: Annotated[int, Field(ge=1, lt=MAX_CHUNKS)]
 
@@ -283,7 +283,7 @@ class GossipJoin(Spec):
 
     run_id: Digest
     round: Annotated[int, Field(ge=1, le=MAX_ROUNDS)]
-    roster: Annotated[tuple[PeerIdText, ...], Field(min_length=2, max_length=64)]
+    roster: Annotated[tuple[PeerIdText, ...], Field(min_length=2, max_length=64), FailFast()]
     digest: Digest
     tokens: Annotated[int, Field(ge=1, lt=2**40)]
 
@@ -299,7 +299,7 @@ class GossipJoin(Spec):
 class GossipRoster(Spec):
     """The members whose joins one member received, and with which it continues, in the roster's order."""
 
-    members: Annotated[tuple[PeerIdText, ...], Field(min_length=2, max_length=64)]
+    members: Annotated[tuple[PeerIdText, ...], Field(min_length=2, max_length=64), FailFast()]
 
 
 class GossipState(Spec):

@@ -89,11 +89,12 @@ class GroupStreams:
 
     async def say(self, peer_id: str, group_id: str, abort: RoundAborted) -> None:
         """Tell a member on a stream of its own why this peer is in a round of that group no longer."""
+        message = self._words.message(group_id, abort)  # now: a word that is forgotten meanwhile would be another one
         with contextlib.suppress(StreamClosedError):
             stream = await self._node.open(peer_id, self._name, "round", self._node.timing.first_frame_s)
             try:
                 await stream.send_message(Kind.HELLO, HelloMessage(group_id=group_id))
-                await abort_stream(stream, self._words.message(group_id, abort), self._node.timing)
+                await abort_stream(stream, message, self._node.timing)
             finally:
                 stream.close()
 

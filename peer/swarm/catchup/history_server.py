@@ -11,6 +11,7 @@ from pathlib import Path
 from peer.errors import ProtocolError
 from peer.protocol.records import dump_json
 from peer.protocol.wire import HistoryRequest, Kind
+from peer.swarm.catchup.readers import Reader, Readers
 from peer.swarm.net.node import Node
 from peer.swarm.net.stream import FrameStream, StreamClosedError
 from peer.swarm.runtime.admission import Admission
@@ -21,7 +22,8 @@ from peer.swarm.state.snapshot_cache import Snapshots
 from peer.swarm.state.snapshot_file import SnapshotFile
 from peer.tokenizer_files import TokenizerFiles
 
-SERVED_AT_ONCE = 4
+READERS = 16
+READERS_PER_PEER = 2
 BULK_STREAMS = 4
 BULK_STREAMS_PER_PEER = 2
 FRAME_BYTES = 1 << 20
@@ -49,7 +51,9 @@ class HistoryServer:
         self._node, self._run_id, self._history, self._snapshots = node, run_id, history, snapshots
         self._files = files
         # separate: a peer that downloads a snapshot asks for the chain meanwhile
-        self._slots = {what: asyncio.Semaphore(SERVED_AT_ONCE) for what in ("state", "chain", "update", "snapshot")}
+        frame_s = node.timing.frame_timeout_s
+        self._readers = {what: Readers(READERS, READERS_PER_PEER, frame_s, node.clock)
+                         for what in ("state", "chain", "update", "snapshot")}  # fmt: skip
         self._bulk = {what: Admission(BULK_STREAMS, BULK_STREAMS_PER_PEER) for what in ("chunks", "file")}
 
     async def start(self) -> None:
@@ -66,19 +70,22 @@ class HistoryServer:
                 else:
                     await self._serve_file(stream, request)
             return
-        async with self._slots[request.what]:
+        with self._readers[request.what].of(stream) as reader:
+            if reader is None:
+                await stream.send(Kind.BUSY, timeout_s=self._node.timing.frame_timeout_s)
+                return
             if request.what == "chain":
                 if 0 < request.from_round < len(self._history.chain) and self._history.seen[stream.remote]:
                     self._on_return(stream.remote)
                 for certificate in self._history.chain[request.from_round :]:
-                    await stream.send(Kind.DATA, dump_json(certificate), timeout_s=self._node.timing.frame_timeout_s)
+                    await reader.send(Kind.DATA, dump_json(certificate))
             elif request.what == "update":
-                await self._send_file(stream, await self._snapshots.update(request.digest) if request.digest else None)
+                await _send_file(reader, await self._snapshots.update(request.digest) if request.digest else None)
             elif request.what == "state":
-                await self._say_digest(stream, request)
+                await self._say_digest(reader, request)
             else:
-                await self._offer_snapshot(stream, request)
-            await stream.send(Kind.END, timeout_s=self._node.timing.frame_timeout_s)
+                await self._offer_snapshot(reader, request)
+            await reader.send(Kind.END)
 
     async def _request(self, stream: FrameStream) -> HistoryRequest:
         request = await stream.receive_message(Kind.REQUEST, HistoryRequest, self._node.timing.first_frame_s)
@@ -86,38 +93,32 @@ class HistoryServer:
             raise ProtocolError(f"{stream.remote} asks for run {request.run_id[:12]}")
         return request
 
-    async def _say_digest(self, stream: FrameStream, request: HistoryRequest) -> None:
+    async def _say_digest(self, reader: Reader, request: HistoryRequest) -> None:
         assert request.digest is not None
         digest = await self._snapshots.digest(request.from_round, request.digest)
         if digest is not None:
-            await stream.send(Kind.DATA, bytes.fromhex(digest), timeout_s=self._node.timing.frame_timeout_s)
+            await reader.send(Kind.DATA, bytes.fromhex(digest))
 
-    async def _serve_file(self, stream: FrameStream, request: HistoryRequest) -> None:
-        assert request.digest is not None
-        await self._send_file(stream, self._files.path_of(request.digest) if self._files is not None else None)
-        await stream.send(Kind.END, timeout_s=self._node.timing.frame_timeout_s)
-
-    async def _send_file(self, stream: FrameStream, path: Path | None) -> None:
-        if path is None:
-            return
-        with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
-            while content := await asyncio.to_thread(file.read, FRAME_BYTES):
-                await stream.send(Kind.DATA, content, timeout_s=self._node.timing.frame_timeout_s)
-
-    async def _offer_snapshot(self, stream: FrameStream, request: HistoryRequest) -> None:
+    async def _offer_snapshot(self, reader: Reader, request: HistoryRequest) -> None:
         """Report to the joiner while the snapshot is written; if it leaves, it finds the file when it returns."""
         offering = asyncio.ensure_future(self._snapshots.offer(request.digest, request.from_round))
         try:
             while not (await asyncio.wait({offering}, timeout=self._node.timing.busy_period_s))[0]:
                 with contextlib.suppress(StreamClosedError):
-                    await stream.send(Kind.BUSY, timeout_s=self._node.timing.frame_timeout_s)
+                    await reader.send(Kind.BUSY)
             file = offering.result()
         finally:
             await cancel_and_wait([offering])
         if file is not None:
-            file.offered(stream.remote)
-            await stream.send(Kind.META, dump_json(file.meta), timeout_s=self._node.timing.frame_timeout_s)
-            await stream.send(Kind.DATA, b"".join(file.digests), timeout_s=self._node.timing.frame_timeout_s)
+            file.offered(reader.stream.remote)
+            await reader.send(Kind.META, dump_json(file.meta))
+            await reader.send(Kind.DATA, b"".join(file.digests))
+
+    async def _serve_file(self, stream: FrameStream, request: HistoryRequest) -> None:
+        assert request.digest is not None
+        reader = Reader(stream, self._node.clock(), self._node.timing.frame_timeout_s)
+        await _send_file(reader, self._files.path_of(request.digest) if self._files is not None else None)
+        await reader.send(Kind.END)
 
     async def _serve_chunks(self, stream: FrameStream, request: HistoryRequest) -> None:
         """Chunks of one snapshot, whatever this peer's rounds do meanwhile, until the other end has enough of them."""
@@ -145,3 +146,11 @@ class HistoryServer:
             async with self._priority.turn() as turn:
                 chunk = await asyncio.to_thread(os.pread, descriptor, length, first)
                 await stream.send(Kind.DATA, chunk, turn.wait, self._node.timing.frame_timeout_s)
+
+
+async def _send_file(reader: Reader, path: Path | None) -> None:
+    if path is None:
+        return
+    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+        while content := await asyncio.to_thread(file.read, FRAME_BYTES):
+            await reader.send(Kind.DATA, content)

@@ -9,7 +9,7 @@ from peer.outer.state.outer_state import CHUNK
 from peer.protocol.lineage import Certificate
 from peer.protocol.records import parse_json
 from peer.protocol.wire import HistoryRequest, Kind
-from peer.swarm.catchup import history_server
+from peer.swarm.catchup import history_server, readers
 from peer.swarm.catchup.history_server import HistoryServer, history_name
 from peer.swarm.net.stream import WRITE_BYTES, StreamClosedError
 from peer.swarm.runtime.round_priority import RoundPriority
@@ -106,8 +106,47 @@ async def test_a_client_that_asks_nothing_is_dropped(serve, network):
     await asyncio.wait_for(stream.closed(), 5.0)
 
 
+@pytest.fixture
+def places(monkeypatch):
+    """Two for readers, one for each peer, and no time that a slow one is spared."""
+    monkeypatch.setattr(history_server, "READERS", 2)
+    monkeypatch.setattr(history_server, "READERS_PER_PEER", 1)
+    monkeypatch.setattr(readers, "SPARED_S", 0.0)
+
+
+@pytest.mark.usefixtures("places")
+async def test_readers_that_read_nothing_make_room_the_oldest_first(serve, network):
+    run, server = await serve(numel=8 * CHUNK, rounds=1)  # more than the buffers of a stream hold
+    request = {"what": "update", "digest": run.history.chain[-1].link.update_digest}
+    strangers, newcomer = [network.node() for _ in range(2)], network.node()
+    held = []
+    for stranger in strangers:
+        held.append(await ask(stranger, server, **request))
+        assert (await held[-1].receive(LIMITS))[0] is Kind.DATA
+    again = await ask(strangers[0], server, **request)
+    assert (await again.receive(LIMITS))[0] is Kind.BUSY  # it holds its place
+    await answer(await ask(newcomer, server, **request))
+    with pytest.raises(StreamClosedError):
+        await answer(held[0])
+    await answer(held[1])
+
+
+@pytest.mark.usefixtures("places")
+async def test_a_reader_that_reads_on_keeps_its_place(serve, network, monkeypatch):
+    monkeypatch.setattr(readers, "AT_LEAST_BYTES_S", 0)
+    run, server = await serve(numel=8 * CHUNK, rounds=1)
+    request = {"what": "update", "digest": run.history.chain[-1].link.update_digest}
+    held = [await ask(network.node(), server, **request) for _ in range(2)]
+    for stream in held:
+        assert (await stream.receive(LIMITS))[0] is Kind.DATA
+    third = network.node()
+    assert (await (await ask(third, server, **request)).receive(LIMITS))[0] is Kind.BUSY
+    for stream in held:
+        await answer(stream)
+    assert await answer(await ask(third, server, **request))
+
+
 async def test_joiners_that_take_snapshots_do_not_block_each_others_chains(serve, network, tmp_path, monkeypatch):
-    monkeypatch.setattr(history_server, "SERVED_AT_ONCE", 2)
     monkeypatch.setattr(history_server, "BULK_STREAMS", 2)
     network.retime(busy_retry_s=0.01)
     run, server = await serve(numel=CHUNK, rounds=1)  # a chunk is more than the buffers of a stream hold

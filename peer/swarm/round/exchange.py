@@ -17,7 +17,7 @@ from functools import partial
 
 from peer.outer.round import Due, Exchanged, Group, RoundAborted
 from peer.outer.state.outer_state import OuterState
-from peer.protocol.lineage import VOTE_DOMAIN, Certificate, Link, Position, shares_of
+from peer.protocol.lineage import VOTE_DOMAIN, Certificate, Link, Position, quorum, shares_of
 from peer.protocol.wire import AbortMessage, Kind
 from peer.swarm.group.roster import RosterAuthority
 from peer.swarm.net.node import Node
@@ -41,6 +41,7 @@ from peer.swarm.runtime.futures import done_at, has_come
 from peer.swarm.runtime.tasks import cancel_and_wait
 
 log = logging.getLogger(__name__)
+BEFORE_THEM = 0.8  # of what the others wait for the join of a member that is still in the round before
 
 
 class Exchange:
@@ -74,6 +75,7 @@ class Exchange:
         self.group_streams = GroupStreams(node, rosters.run_id, group_words, lambda: self._group)
         self._group: PersistentGroup | None = None
         self._buffers: RoundBuffers | None = None
+        self._patience_s = rosters.rounds.straggler_wait_s + timing.solo_patience_s
 
     async def start(self) -> None:
         await self.group_streams.start()
@@ -106,7 +108,8 @@ class Exchange:
         """
         persistent = self._group
         assert persistent is not None
-        buffers = self._buffers = persistent.buffers
+        buffers, self._patience_s = persistent.buffers, patience_s
+        self._buffers = buffers
         self._strategy = self._strategies(state.round)
         self._pool.wake(buffers.wire_bytes)
         times = buffers.times
@@ -254,10 +257,25 @@ class Exchange:
         self._close(persistent, abort)
 
     def on_join(self) -> None:
+        """See `GroupOwner.on_join`. For this peer the round is open once several wait, or it has joined itself: one
+        member may show its join to all but the member that it is going to call late.
+        """
         if self._group is not None:
-            times = self._group.buffers.times
-            times.opened = min(times.opened, self._clock())
+            buffers = self._group.buffers
+            if sum(has_come(inbox.join) for inbox in buffers.inboxes.values()) > 1:
+                buffers.times.opened = min(buffers.times.opened, self._clock())
         self._on_join()
+
+    def on_ahead(self, persistent: PersistentGroup, remote: str) -> None:
+        """See `GroupOwner.on_ahead`. Once most are, this peer says what it lacks before they call it late."""
+        buffers = persistent.buffers
+        before, buffers.ahead = buffers.ahead, buffers.ahead | {remote}
+        most = quorum(len(buffers.inboxes))
+        if len(before) < most <= len(buffers.ahead):
+            asyncio.get_running_loop().call_later(BEFORE_THEM * self._patience_s, self._overtaken, buffers)
+
+    def _overtaken(self, buffers: RoundBuffers) -> None:
+        buffers.overtake(self._clock())
 
     def on_words(self, persistent: PersistentGroup, remote: str, message: AbortMessage) -> None:
         self._words.heard(persistent, remote, message)

@@ -187,6 +187,8 @@ class RoundBuffers:
         deadline: of the exchange; infinite until it begins.
         slow_line_s: of that, for the slowest line among the members.
         times: when what the members send was there.
+        ahead: the members that have made this round already.
+        overtaken: fails once they call this peer late for the next one soon.
         useless: (stage, member) that sent nothing of use, although it sent all.
         waited: what made the exchange long for this peer.
     """
@@ -211,6 +213,7 @@ class RoundBuffers:
         self.wire_bytes = sum(map(sum, sizes))
         self.deadline, self.slow_line_s, self.waited = float("inf"), 0.0, Waited()
         self.times, self.useless = Arrivals(), set[tuple[Stage, str]]()
+        self.ahead, self.overtaken = frozenset[str](), asyncio.get_running_loop().create_future()
         if group is not None:
             self.seat(group)
 
@@ -276,12 +279,18 @@ class RoundBuffers:
         """Whether its deadline was, as far as this peer can tell. One of several others that is late proves nothing."""
         return lack is None or len(lack.names) > 1 or len(self.inboxes) == 1
 
+    def overtake(self, now: float) -> None:
+        """Most others have begun the next round, and will not wait for this peer any longer."""
+        self.deadline = min(self.deadline, now)
+        fail(RoundAborted("exchange", "most others have made this round, and wait in the next one"), self.overtaken)
+
     def close(self, abort: RoundAborted) -> None:
         """The round is over: free what has arrived, even if these buffers are still referenced."""
         for inbox in self.inboxes.values():
             inbox.close(abort)
         self.own.cancel()
         self.sitting.cancel()
+        self.overtaken.cancel()
 
 
 async def _aborted_by(stream: FrameStream, length: int) -> GaveUpError:

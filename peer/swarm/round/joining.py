@@ -13,7 +13,8 @@ from peer.swarm.runtime.futures import done_at, has_come
 from peer.swarm.runtime.tasks import unless
 from peer.system.clock import Clock
 
-ALMOST = 0.9  # of the window to join: after it a member that has not come is late
+ALMOST = 0.9  # of the window to join, or all but this: after it a member that has not come is late
+LAST_S = 0.4
 Newcomer = Callable[[], Coroutine[Any, Any, None]]
 """Returns when a peer waits for which the group re-forms."""
 
@@ -46,7 +47,8 @@ class Joining:
         if isinstance(broken, RoundAborted):
             abort = RoundAborted("match", broken.reason, broken.culprit)
             ended_by = broken.remote if isinstance(broken, GaveUpError) else broken.culprit
-            return abort, self._late(self._clock() - ALMOST * patience_s) or self._waiting(ended_by)
+            almost_s = max(ALMOST * patience_s, patience_s - LAST_S)
+            return abort, self._late(self._clock() - almost_s) or self._waiting(ended_by)
         if late:
             names = sorted(peer_id for peer_id, future in self._joins.items() if future in late)
             abort = RoundAborted("match", f"{', '.join(names)} did not come within {patience_s:.0f} s", names[0])

@@ -39,6 +39,7 @@ Handler = Callable[[FrameStream], Awaitable[None]]
 DIALS_AT_ONCE = 16
 MAX_STREAMS_PER_PEER = 32
 MAX_STREAMS = 512
+MAX_OF_STRANGERS = 256
 MAX_ADDRESSES = 16
 BULK_BYTES = 1 << 20  # for less, opening a connection of its own takes longer than it saves
 CIRCUIT = "/p2p-circuit"
@@ -53,6 +54,7 @@ class Node:
         client: this machine accepts no connection; it dials the others.
         traffic: byte counters by purpose ("round", "history", "audit").
         refuses: whose streams are closed unread.
+        strange: which peers have no part in the run so far: they hold some of the places for streams.
         gates: of runs that are for invited peers.
         relayed: a client that others can reach through a relay, as of the last `look_for_relay`.
         clients: those of the others that accept none, as far as the directory has heard.
@@ -74,6 +76,7 @@ class Node:
     announced: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     traffic: dict[str, Traffic] = field(default_factory=dict)
     refuses: Callable[[str], bool] = lambda _: False
+    strange: Callable[[str], bool] = lambda _: False
     gates: tuple[Gate, ...] = ()
     direct: DirectTransport | None = None
     records: RecordStore | None = None
@@ -84,6 +87,7 @@ class Node:
     _broken: asyncio.Event = field(default_factory=asyncio.Event)
     _heard: dict[str, tuple[frozenset[str], Mapping[str, tuple[str, ...]]]] = field(default_factory=dict)
     _streams: Admission = field(default_factory=lambda: Admission(MAX_STREAMS, MAX_STREAMS_PER_PEER))
+    _of_strangers: Admission = field(default_factory=lambda: Admission(MAX_OF_STRANGERS, MAX_STREAMS_PER_PEER))
     _handlers: dict[str, tuple[str, Handler]] = field(default_factory=dict)
 
     @property
@@ -154,9 +158,10 @@ class Node:
         purpose, handler = self._handlers[name]
         stream = FrameStream(remote, pipe, self.traffic[purpose], self.line)
         try:
-            with self._streams.of(remote) as admitted:
+            places = self._of_strangers if self.strange(remote) else self._streams
+            with places.of(remote) as admitted:
                 if not admitted:
-                    raise ProtocolError(f"too many open streams: {self._streams.usage(remote)}")
+                    raise ProtocolError(f"too many open streams: {places.usage(remote)}")
                 if (gate := self._gate(name)) is not None:
                     await gate.check(stream, self.timing.first_frame_s)
                 await handler(stream)

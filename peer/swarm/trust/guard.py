@@ -59,6 +59,7 @@ def guard_of(
     guard = Guard(node, judge, folder, host, rosters, priority)
     guard.uninvited = lambda peer_id: directory.gate.void(peer_id) if directory.gate is not None else ""
     node.refuses = directory.banned = guard.banned
+    node.strange = guard.strange
     return guard
 
 
@@ -89,7 +90,7 @@ class Guard:
         self.stalls = StallBook(node.peer_id, standing, node.timing, node.clock)
         self._audit_server = AuditServer(node, judge.run_id, priority or RoundPriority(node.timing, node.clock))
         self._auditor = Auditor(node, judge, rng or random.SystemRandom())
-        self._evidence_gossip = EvidenceGossip(node, judge, self.bans, self.strikes, self._in_rounds, self._on_offer)
+        self._evidence_gossip = EvidenceGossip(node, judge, self.bans, self.strikes, self.strange, self._on_offer)
         self._telling: asyncio.Task[None] | None = None
         self._members: tuple[str, ...] = ()
         self._votes: Mapping[str, asyncio.Future[VoteMessage]] = {}
@@ -302,11 +303,12 @@ class Guard:
 
     # -- bans --------------------------------------------------------------------------------------------------------
 
-    def _in_rounds(self, peer_id: str) -> bool:
-        return self._standing.rounds_of(peer_id) > 0 or peer_id in self._members
+    def strange(self, peer_id: str) -> bool:
+        """Whether it was in no round."""
+        return self._standing.rounds_of(peer_id) == 0 and peer_id not in self._members
 
     def _on_offer(self, found: Conviction, remote: str) -> None:
-        if not self._in_rounds(found.verdict.culprit):  # anybody can convict keys that it has made up for that
+        if self.strange(found.verdict.culprit):  # anybody can convict keys that it has made up for that
             self.bans.note(found.verdict)
             log.info("%s offered evidence against %s, which was in no round", remote, found.verdict.culprit)
             return

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -17,7 +18,7 @@ from functools import partial
 
 from peer.outer.round import Due, Exchanged, Group, RoundAborted
 from peer.outer.state.outer_state import OuterState
-from peer.protocol.lineage import VOTE_DOMAIN, Certificate, Link, Position, quorum, shares_of
+from peer.protocol.lineage import VOTE_DOMAIN, Certificate, Link, Position, shares_of
 from peer.protocol.wire import AbortMessage, Kind
 from peer.swarm.group.roster import RosterAuthority
 from peer.swarm.net.node import Node
@@ -112,8 +113,8 @@ class Exchange:
         self._buffers = buffers
         self._strategy = self._strategies(state.round)
         self._pool.wake(buffers.wire_bytes)
-        times = buffers.times
-        times.opened = min(times.opened, self._clock())
+        buffers.ready = True
+        buffers.note_open(self._clock())
         join, sealed = self._rosters.join(position, due.tokens, persistent.identifier, due.ranges)
         self._send(buffers, persistent, due, state, (Kind.JOIN, sealed))
         if (left := await Joining(buffers, self._clock).all_come(patience_s, newcomer)) is not None:
@@ -257,25 +258,25 @@ class Exchange:
         self._close(persistent, abort)
 
     def on_join(self) -> None:
-        """See `GroupOwner.on_join`. For this peer the round is open once several wait, or it has joined itself: one
-        member may show its join to all but the member that it is going to call late.
-        """
         if self._group is not None:
-            buffers = self._group.buffers
-            if sum(has_come(inbox.join) for inbox in buffers.inboxes.values()) > 1:
-                buffers.times.opened = min(buffers.times.opened, self._clock())
+            self._group.buffers.note_open(self._clock())
         self._on_join()
 
     def on_ahead(self, persistent: PersistentGroup, remote: str) -> None:
-        """See `GroupOwner.on_ahead`. Once most are, this peer says what it lacks before they call it late."""
+        """See `GroupOwner.on_ahead`. Once more than a third of the others are, and two, this peer says what it lacks
+        before they call it late.
+        """
         buffers = persistent.buffers
         before, buffers.ahead = buffers.ahead, buffers.ahead | {remote}
-        most = quorum(len(buffers.inboxes))
-        if len(before) < most <= len(buffers.ahead):
-            asyncio.get_running_loop().call_later(BEFORE_THEM * self._patience_s, self._overtaken, buffers)
+        several = max(2, len(buffers.inboxes) // 3 + 1)
+        if len(before) < several <= len(buffers.ahead):
+            wait_s = BEFORE_THEM * self._patience_s
+            asyncio.get_running_loop().call_later(wait_s, self._overtaken, weakref.ref(buffers))
 
-    def _overtaken(self, buffers: RoundBuffers) -> None:
-        buffers.overtake(self._clock())
+    def _overtaken(self, weakly: Callable[[], RoundBuffers | None]) -> None:
+        buffers = weakly()
+        if buffers is not None and buffers is self._buffers and buffers.lacks("reduced"):
+            buffers.overtake(self._clock())
 
     def on_words(self, persistent: PersistentGroup, remote: str, message: AbortMessage) -> None:
         self._words.heard(persistent, remote, message)

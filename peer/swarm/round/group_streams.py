@@ -39,7 +39,7 @@ class GroupStreams:
         self._node, self._words, self._group = node, words, persistent
         self._name = f"atoll/{run_id[:16]}/round"
         self._changed = asyncio.Condition()
-        self._early = Admission(EARLY_STREAMS, EARLY_STREAMS_OF_ONE)
+        self._early = {strange: Admission(EARLY_STREAMS, EARLY_STREAMS_OF_ONE) for strange in (True, False)}
         self._declined: deque[str] = deque(maxlen=DECLINED_KEPT)
         self._expected: deque[str] = deque(maxlen=DECLINED_KEPT)
         self._told: BoundedMap[tuple[str, str], None] = BoundedMap(TOLD_KEPT)  # (group, peer): no roster of it is here
@@ -147,9 +147,10 @@ class GroupStreams:
             return known() is not None or identifier in self._declined or identifier in self._ended
 
         if not settled():
-            with self._early.of(remote) as admitted:
+            places = self._early[self._node.strange(remote)]
+            with places.of(remote) as admitted:
                 if not admitted:
-                    raise ProtocolError(f"too many streams wait for unknown groups: {self._early.usage(remote)}")
+                    raise ProtocolError(f"too many streams wait for unknown groups: {places.usage(remote)}")
                 for timeout_s in (self._node.timing.late_roster_s, self._node.timing.first_frame_s):
                     with contextlib.suppress(TimeoutError):
                         async with self._changed:

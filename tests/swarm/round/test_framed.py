@@ -24,9 +24,9 @@ HASTY_S = 1.2  # less than half of the deadline, which is 4 s here
 COUNTS = pytest.mark.parametrize("count", [4, 8])
 
 
-def known(circle):
-    """The last seat is of the member with the fewest rounds."""
-    seen = {seat.peer_id: 50 for seat in circle.seats} | {circle.seats[-1].peer_id: 5}
+def known(circle, rounds=5):
+    """The last seat is of a member with so many rounds, the others have 50."""
+    seen = {seat.peer_id: 50 for seat in circle.seats} | {circle.seats[-1].peer_id: rounds}
     for seat in circle.seats:
         seat.rosters._seen = lambda: seen
 
@@ -91,6 +91,22 @@ async def test_a_join_that_is_kept_from_one_member_opens_the_round_for_no_other(
     for seat in honest:
         assert victim.peer_id not in refused(circle, seat)
         assert seat is victim or liar.peer_id in refused(circle, seat)
+
+
+@pytest.mark.parametrize("rounds", [5, 80])
+@COUNTS
+async def test_who_never_joins_is_refused_by_all_also_by_the_first_that_waits(network, tmp_path, count, rounds):
+    circle, first, _, liar = await seated(network, tmp_path, count)
+    known(circle, rounds)
+    network.retime(solo_patience_s=ANSWERS_S)
+    honest = circle.seats[:-1]
+    for again in (False, True):
+        if again:
+            await first_round(circle)
+        group = liar.exchange._group.identifier
+        await asyncio.gather(*(joins(circle, seat, 0.0 if seat is first else WINDOW_S / 2) for seat in honest))
+        await until_judged(honest, group)
+    assert [refused(circle, seat) for seat in honest] == [{liar.peer_id}] * len(honest)
 
 
 async def until_one_fails(circle, index):

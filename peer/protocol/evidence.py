@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import FailFast, Field
 
 from peer.protocol.lineage import SignatureHex
 from peer.protocol.manifest import Digest, PeerIdText, Spec
 from peer.protocol.records import MAX_RECORD_BYTES, Count
+from peer.protocol.spec import Message
 from peer.protocol.statements import Sitting
 from peer.protocol.word import SignedWord
 
@@ -100,7 +101,9 @@ class Reduction(Spec):
     residue: Residue | None = None
 
 
-class Evidence(Spec):
+class Evidence(Message):
     """One finding; the offender follows from it."""
+
+    most_items: ClassVar[int] = 1 << 14
 
     finding: Annotated[TwoJoins | TwoWords | TwoReductions | Reduction, Field(discriminator="kind")]

@@ -10,7 +10,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import FailFast, Field, model_validator
 
@@ -19,6 +19,7 @@ from peer.protocol.identity import verify
 from peer.protocol.manifest import Digest, PeerIdText, Spec
 from peer.protocol.ranges import ClaimRule, RangesText
 from peer.protocol.records import Count, dump_json
+from peer.protocol.spec import Message
 from peer.protocol.weights import WeightRule
 
 VOTE_DOMAIN = "vote"
@@ -88,8 +89,10 @@ class Link(Spec):
         return next((place for place, member in enumerate(self.roster) if member.peer_id == peer_id), None)
 
 
-class Certificate(Spec):
+class Certificate(Message):
     """A link and the signatures that make it real."""
+
+    most_items: ClassVar[int] = 1 << 14
 
     link: Link
     signatures: Annotated[dict[PeerIdText, SignatureHex], Field(max_length=64)]

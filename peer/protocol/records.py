@@ -26,13 +26,13 @@ from peer.protocol.manifest import (
 )
 from peer.protocol.pinning import check_pinned
 from peer.protocol.ranges import RangesText
+from peer.protocol.spec import Message
 
 MAX_RECORD_BYTES = 4096
 MAX_PEER_RECORD_BYTES = 1280  # some 900 with long names, large numbers and leases
 MAX_LINES = 48  # of which a peer record says how fast they are
 LINE_NAME_CHARS = 4
 SERIAL_BYTES = 8
-MAX_ERRORS = 16  # of one message that are described
 MAX_EXPIRY_S = 120.0
 PEER_TTL_S = 15.0
 CLOCK_SKEW_S = 3.0  # as hivemind lets two nodes differ
@@ -40,6 +40,7 @@ MANIFEST_TTL_S = 110.0
 MAX_RUNS = 8  # of one node: with four records each they fit what the DHT keeps of a peer
 SHARED_TTL_S = 110.0
 MANIFEST_KEY = "atoll/manifest"
+ITEMS = (b",", b"[", b"{")
 SpecT = TypeVar("SpecT", bound=Spec)
 
 Count = Annotated[int, Field(ge=0, lt=2**53)]
@@ -50,7 +51,7 @@ MAX_HOST_ADDRESSES = 3
 PASS_PATTERN = r"^([0-9]{1,9}\.[0-9]{1,12}\.[A-Za-z0-9_-]{86})?$"
 
 
-class PeerRecord(Spec):
+class PeerRecord(Message):
     """What a peer says of itself every few seconds; every number is its own claim and is only displayed or bounded.
 
     Attributes:
@@ -130,6 +131,9 @@ def open_sealed(domain: str, blob: bytes, limit: int = MAX_RECORD_BYTES) -> tupl
 
 def parse_json(schema: type[SpecT], payload: bytes, context: Mapping[str, bool] | None = None) -> SpecT:
     """Strict JSON -> one of our schemas; raises ProtocolError, never anything else. `context`: see `read_manifest`."""
+    items = sum(map(payload.count, ITEMS))
+    if items > schema.most_items:
+        raise ProtocolError(f"malformed {schema.__name__}: {items} items; at most {schema.most_items}")
     try:
         return schema.model_validate_json(payload, strict=True, context=context)
     except (ValidationError, UnicodeDecodeError, RecursionError) as error:
@@ -137,10 +141,12 @@ def parse_json(schema: type[SpecT], payload: bytes, context: Mapping[str, bool] 
 
 
 def _first_of(error: Exception) -> str:
-    """The first error in words. Where there are many, all of them would take seconds to write."""
-    if isinstance(error, ValidationError) and (count := error.error_count()) > MAX_ERRORS:
-        return f"{count} errors"
-    return " ".join(str(error).splitlines()[:3])
+    """The first error in words. To write all of them, or the whole input, would take seconds."""
+    if not isinstance(error, ValidationError):
+        return " ".join(str(error).splitlines()[:3])
+    count, first = error.error_count(), error.errors(include_url=False, include_context=False, include_input=False)[0]
+    place = ".".join(map(str, first["loc"]))
+    return f"{place}: {first['msg']}" + (f", and {count - 1} errors more" if count > 1 else "")
 
 
 def dump_json(message: Spec) -> bytes:

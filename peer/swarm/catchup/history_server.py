@@ -14,7 +14,6 @@ from peer.protocol.wire import HistoryRequest, Kind
 from peer.swarm.catchup.readers import Reader, Readers
 from peer.swarm.net.node import Node
 from peer.swarm.net.stream import FrameStream, StreamClosedError
-from peer.swarm.runtime.admission import Admission
 from peer.swarm.runtime.round_priority import RoundPriority
 from peer.swarm.runtime.tasks import cancel_and_wait
 from peer.swarm.state.chain import ChainStore
@@ -24,8 +23,8 @@ from peer.tokenizer_files import TokenizerFiles
 
 READERS = 16
 READERS_PER_PEER = 2
-BULK_STREAMS = 4
-BULK_STREAMS_PER_PEER = 2
+BULK_READERS = {True: 8, False: 4}
+"""Of chunks and files: strangers, among them all newcomers, and peers that were in a round."""
 FRAME_BYTES = 1 << 20
 
 
@@ -51,28 +50,26 @@ class HistoryServer:
         self._node, self._run_id, self._history, self._snapshots = node, run_id, history, snapshots
         self._files = files
         # separate: a peer that downloads a snapshot asks for the chain meanwhile
-        frame_s = node.timing.frame_timeout_s
-        self._readers = {what: Readers(READERS, READERS_PER_PEER, frame_s, node.clock)
-                         for what in ("state", "chain", "update", "snapshot")}  # fmt: skip
-        self._bulk = {what: Admission(BULK_STREAMS, BULK_STREAMS_PER_PEER) for what in ("chunks", "file")}
+        frame_s, clock = node.timing.frame_timeout_s, node.clock
+        self._readers = {
+            (what, strange): Readers(READERS, READERS_PER_PEER, frame_s, clock)
+            for what in ("state", "chain", "update", "snapshot") for strange in (True, False)
+        } | {
+            (what, strange): Readers(BULK_READERS[strange], READERS_PER_PEER, frame_s, clock, bulk=True)
+            for what in ("chunks", "file") for strange in (True, False)
+        }  # fmt: skip
 
     async def start(self) -> None:
         await self._node.serve(history_name(self._run_id), "history", self._on_stream)
 
     async def _on_stream(self, stream: FrameStream) -> None:
         request = await self._request(stream)
-        if request.what in self._bulk:
-            with self._bulk[request.what].of(stream.remote) as admitted:
-                if not admitted:
-                    await stream.send(Kind.BUSY, timeout_s=self._node.timing.frame_timeout_s)
-                elif request.what == "chunks":
-                    await self._serve_chunks(stream, request)
-                else:
-                    await self._serve_file(stream, request)
-            return
-        with self._readers[request.what].of(stream) as reader:
+        with self._readers[request.what, self._node.strange(stream.remote)].of(stream) as reader:
             if reader is None:
                 await stream.send(Kind.BUSY, timeout_s=self._node.timing.frame_timeout_s)
+                return
+            if request.what == "chunks":
+                await self._serve_chunks(reader, request)
                 return
             if request.what == "chain":
                 if 0 < request.from_round < len(self._history.chain) and self._history.seen[stream.remote]:
@@ -81,6 +78,9 @@ class HistoryServer:
                     await reader.send(Kind.DATA, dump_json(certificate))
             elif request.what == "update":
                 await _send_file(reader, await self._snapshots.update(request.digest) if request.digest else None)
+            elif request.what == "file":
+                assert request.digest is not None
+                await _send_file(reader, self._files.path_of(request.digest) if self._files is not None else None)
             elif request.what == "state":
                 await self._say_digest(reader, request)
             else:
@@ -114,18 +114,13 @@ class HistoryServer:
             await reader.send(Kind.META, dump_json(file.meta))
             await reader.send(Kind.DATA, b"".join(file.digests))
 
-    async def _serve_file(self, stream: FrameStream, request: HistoryRequest) -> None:
-        assert request.digest is not None
-        reader = Reader(stream, self._node.clock(), self._node.timing.frame_timeout_s)
-        await _send_file(reader, self._files.path_of(request.digest) if self._files is not None else None)
-        await reader.send(Kind.END)
-
-    async def _serve_chunks(self, stream: FrameStream, request: HistoryRequest) -> None:
+    async def _serve_chunks(self, reader: Reader, request: HistoryRequest) -> None:
         """Chunks of one snapshot, whatever this peer's rounds do meanwhile, until the other end has enough of them."""
         assert request.digest is not None
         file = await self._snapshots.get(request.digest)
+        stream = reader.stream
         if file is None:
-            await stream.send(Kind.END, timeout_s=self._node.timing.frame_timeout_s)
+            await reader.send(Kind.END)
             return
         allowed = 2 * len(file.places)  # a peer that asks for more occupies a slot without downloading
         with file.reading() as descriptor:
@@ -133,19 +128,22 @@ class HistoryServer:
                 allowed -= len(request.indexes)
                 if request.what != "chunks" or request.digest != file.meta.lineage_id or allowed < 0:
                     raise ProtocolError(f"{stream.remote} asks for more than the chunks of one snapshot")
-                await self._send_chunks(stream, file, descriptor, request.indexes)
+                await self._send_chunks(reader, file, descriptor, request.indexes)
+                reader.asked = self._node.clock()
                 request = await self._request(stream)
+                reader.asked = None
 
     async def _send_chunks(
-        self, stream: FrameStream, file: SnapshotFile, descriptor: int, indexes: tuple[int, ...]
+        self, reader: Reader, file: SnapshotFile, descriptor: int, indexes: tuple[int, ...]
     ) -> None:
+        stream = reader.stream
         for index in indexes:
             if index >= len(file.places):
                 raise ProtocolError(f"{stream.remote} asks for chunk {index} of {len(file.places)}")
             first, length = file.places[index]
             async with self._priority.turn() as turn:
                 chunk = await asyncio.to_thread(os.pread, descriptor, length, first)
-                await stream.send(Kind.DATA, chunk, turn.wait, self._node.timing.frame_timeout_s)
+                await reader.send(Kind.DATA, chunk, turn.wait)
 
 
 async def _send_file(reader: Reader, path: Path | None) -> None:

@@ -7,12 +7,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from peer.protocol.wire import Kind
-from peer.swarm.net.stream import FrameStream
+from peer.swarm.net.stream import Between, FrameStream
 from peer.system.clock import Clock
 
 BUFFERED_BYTES = 1 << 20  # that are sent at once, whether or not the other end reads
 AT_LEAST_BYTES_S = 1 << 17  # slower than that, a reader makes room
 SPARED_S = 0.5  # so that what is short is read to its end
+AT_LEAST_IN_BULK_BYTES_S = 1 << 14  # honest ones share the line of a slow donor
+SPARED_IN_BULK_S = 10.0
+IDLE_S = 0.5  # that a reader may take to ask for more
 
 
 @dataclass
@@ -21,16 +24,18 @@ class Reader:
 
     Attributes:
         sent: bytes so far.
+        asked: when the other end was last waited for; None while the donor has something to do for it.
     """
 
     stream: FrameStream
     began: float
     timeout_s: float
     sent: int = 0
+    asked: float | None = None
 
-    async def send(self, kind: Kind, body: bytes = b"") -> None:
+    async def send(self, kind: Kind, body: bytes = b"", between: Between | None = None) -> None:
         """See `FrameStream.send`."""
-        await self.stream.send(kind, body, timeout_s=self.timeout_s)
+        await self.stream.send(kind, body, between, self.timeout_s)
         self.sent += len(body)
 
     def bytes_s(self, now: float) -> float:
@@ -44,10 +49,14 @@ class Readers:
     Args:
         total, per_peer: places in all, and of one peer.
         timeout_s: for each frame.
+        bulk: what they read takes minutes.
     """
 
-    def __init__(self, total: int, per_peer: int, timeout_s: float, clock: Clock) -> None:
+    def __init__(self, total: int, per_peer: int, timeout_s: float, clock: Clock, *, bulk: bool = False) -> None:
         self._total, self._per_peer, self._timeout_s, self._clock = total, per_peer, timeout_s, clock
+        self._spared_s, self._least_bytes_s = SPARED_S, AT_LEAST_BYTES_S
+        if bulk:
+            self._spared_s, self._least_bytes_s = SPARED_IN_BULK_S, AT_LEAST_IN_BULK_BYTES_S
         self._readers: list[Reader] = []
 
     @contextlib.contextmanager
@@ -66,13 +75,15 @@ class Readers:
 
     def _make_room(self) -> bool:
         now = self._clock()
-        slow = [each for each in self._readers if each.stream.sending and now - each.began >= SPARED_S]
-        slowest = min(slow, key=lambda each: (each.bytes_s(now), each.began), default=None)
-        if slowest is None or slowest.bytes_s(now) >= AT_LEAST_BYTES_S:
-            return False
-        slowest.stream.close()
-        self._leave(slowest)
-        return True
+        idle = [each for each in self._readers if each.asked is not None and now - each.asked >= IDLE_S]
+        spared_s, least = self._spared_s, self._least_bytes_s
+        slow = [each for each in self._readers if each.stream.sending and now - each.began >= spared_s]
+        slow = sorted((each for each in slow if each.bytes_s(now) < least), key=lambda each: each.bytes_s(now))
+        for reader in [*idle, *slow][:1]:
+            reader.stream.close()
+            self._leave(reader)
+            return True
+        return False
 
     def _leave(self, reader: Reader) -> None:
         self._readers = [each for each in self._readers if each is not reader]

@@ -27,6 +27,7 @@ from peer.swarm.net.gate import Gate
 from peer.swarm.net.line import Line
 from peer.swarm.net.pipe import ZeroCopyProtocol
 from peer.swarm.net.record_store import RecordStore
+from peer.swarm.net.strangers import StrangerStreams
 from peer.swarm.net.stream import FrameStream, StreamClosedError, StreamTimeoutError, Traffic
 from peer.swarm.runtime.admission import Admission
 from peer.swarm.runtime.tasks import cancel_and_wait, log_failure
@@ -40,6 +41,7 @@ DIALS_AT_ONCE = 16
 MAX_STREAMS_PER_PEER = 32
 MAX_STREAMS = 512
 MAX_OF_STRANGERS = 256
+MAX_STREAMS_PER_STRANGER = 16
 MAX_ADDRESSES = 16
 BULK_BYTES = 1 << 20  # for less, opening a connection of its own takes longer than it saves
 CIRCUIT = "/p2p-circuit"
@@ -87,7 +89,9 @@ class Node:
     _broken: asyncio.Event = field(default_factory=asyncio.Event)
     _heard: dict[str, tuple[frozenset[str], Mapping[str, tuple[str, ...]]]] = field(default_factory=dict)
     _streams: Admission = field(default_factory=lambda: Admission(MAX_STREAMS, MAX_STREAMS_PER_PEER))
-    _of_strangers: Admission = field(default_factory=lambda: Admission(MAX_OF_STRANGERS, MAX_STREAMS_PER_PEER))
+    _of_strangers: StrangerStreams = field(
+        default_factory=lambda: StrangerStreams(MAX_OF_STRANGERS, MAX_STREAMS_PER_STRANGER)
+    )
     _handlers: dict[str, tuple[str, Handler]] = field(default_factory=dict)
 
     @property
@@ -158,10 +162,9 @@ class Node:
         purpose, handler = self._handlers[name]
         stream = FrameStream(remote, pipe, self.traffic[purpose], self.line)
         try:
-            places = self._of_strangers if self.strange(remote) else self._streams
-            with places.of(remote) as admitted:
+            with self._of_strangers.of(stream) if self.strange(remote) else self._streams.of(remote) as admitted:
                 if not admitted:
-                    raise ProtocolError(f"too many open streams: {places.usage(remote)}")
+                    raise ProtocolError(f"too many open streams: {self._streams.usage(remote)}")
                 if (gate := self._gate(name)) is not None:
                     await gate.check(stream, self.timing.first_frame_s)
                 await handler(stream)

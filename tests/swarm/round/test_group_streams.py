@@ -136,7 +136,7 @@ async def test_a_member_of_a_group_that_has_ended_still_says_why_it_gives_up(net
 
 
 async def test_an_abort_of_a_stranger_to_the_group_means_nothing(network, caplog):
-    network.retime(first_frame_s=0.05, late_roster_s=0.05)
+    network.retime(first_frame_s=0.5, late_roster_s=0.5)
     table, outsider = Table(network, 2), network.node()
     for exchange in table.exchanges:
         await exchange.start()

@@ -22,7 +22,8 @@ from peer.swarm.state.snapshot_file import SnapshotFile
 from peer.tokenizer_files import TokenizerFiles
 
 READERS = 16
-READERS_PER_PEER = 2
+READERS_PER_PEER = 4
+BULK_READERS_PER_PEER = 2
 BULK_READERS = {True: 8, False: 4}
 """Of chunks and files: strangers, among them all newcomers, and peers that were in a round."""
 FRAME_BYTES = 1 << 20
@@ -55,7 +56,7 @@ class HistoryServer:
             (what, strange): Readers(READERS, READERS_PER_PEER, frame_s, clock)
             for what in ("state", "chain", "update", "snapshot") for strange in (True, False)
         } | {
-            (what, strange): Readers(BULK_READERS[strange], READERS_PER_PEER, frame_s, clock, bulk=True)
+            (what, strange): Readers(BULK_READERS[strange], BULK_READERS_PER_PEER, frame_s, clock, bulk=True)
             for what in ("chunks", "file") for strange in (True, False)
         }  # fmt: skip
 

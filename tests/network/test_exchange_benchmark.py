@@ -65,7 +65,8 @@ def test_a_peer_that_dies_is_named_and_none_outlives_the_run() -> None:
         peers.meet()
         before, watched = peers.memory(), peers.go(watch=True)
         assert watched.error < 1e-6
-        assert all(peak >= least for peak, least in zip(watched.peaks, before, strict=True))
+        # the PSS falls as soon as another process on the machine maps the same libraries, so not "at least before"
+        assert all(0.5 < peak / rest < 2 for peak, rest in zip(watched.peaks, before, strict=True))
         assert peers.average().peaks == ()
         os.kill(leaders[1], signal.SIGKILL)
         with pytest.raises(PeerFailedError, match=r"peer \d of 2 \(benchmarks.gloo\)"):

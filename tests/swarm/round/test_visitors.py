@@ -42,7 +42,8 @@ class Home:
         leaving = asyncio.ensure_future(other.exchange(theirs, Due(1, 200, self.local), make_state(NUMEL, "int8")))
         await until(lambda: self.node.traffic["round"].received > begun)
         self._kill(visitor)
-        await cancel_and_wait([leaving, *visitor._tasks])
+        senders = other._buffers.senders.values()  # they end with their process
+        await cancel_and_wait([leaving, *visitor._tasks, *senders])
         with pytest.raises(RoundAborted):
             await asyncio.wait_for(staying, 10.0)
         await until(lambda: not self.node._tasks)

@@ -12,13 +12,14 @@ from peer.protocol.chain import id_of
 from peer.protocol.fork_choice import ForkRule, ForkVerdict
 from peer.protocol.identity import Identity
 from peer.protocol.lineage import Certificate
-from peer.protocol.manifest import Digest, Spec
+from peer.protocol.manifest import Digest
 from peer.protocol.records import Count, Seconds, dump_json, open_sealed, parse_json, seal
+from peer.protocol.spec import Message
 
 CHECKPOINT_DOMAIN = "checkpoint"
 
 
-class Checkpoint(Spec):
+class Checkpoint(Message):
     """One tip of one run.
 
     Attributes:

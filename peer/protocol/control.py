@@ -8,13 +8,13 @@ comes.
 from __future__ import annotations
 
 import unicodedata
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
 from peer.errors import ProtocolError
 from peer.protocol.identity import Identity
-from peer.protocol.manifest import MAX_ROUNDS, Digest, Spec
+from peer.protocol.manifest import MAX_ROUNDS, Digest
 from peer.protocol.records import (
     CLOCK_SKEW_S,
     MAX_RECORD_BYTES,
@@ -25,6 +25,7 @@ from peer.protocol.records import (
     parse_json,
     seal,
 )
+from peer.protocol.spec import Message
 
 CONTROL_DOMAIN = "control"
 VALID_S = 30 * 86400.0  # from its signature until newcomers refuse it
@@ -38,7 +39,7 @@ def _printable(text: str) -> str:
     return text
 
 
-class Control(Spec):
+class Control(Message):
     """What holds in a run from now on.
 
     Attributes:
@@ -49,6 +50,8 @@ class Control(Spec):
         announcement: shown once by each peer.
         revoked: numbers of the invitations that are void.
     """
+
+    most_items: ClassVar[int] = 1024
 
     run_id: Digest
     serial: Annotated[int, Field(ge=1, lt=2**53)]

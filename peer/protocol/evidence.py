@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import FailFast, Field
 
 from peer.protocol.lineage import SignatureHex
 from peer.protocol.manifest import Digest, PeerIdText, Spec
 from peer.protocol.records import MAX_RECORD_BYTES, Count
+from peer.protocol.spec import Message
 from peer.protocol.statements import Sitting
 from peer.protocol.word import SignedWord
 
 MAX_EVIDENCE_BYTES = 256 * 1024
 MAX_SLICES = 2**20
 MAX_PATH = 20
+Path = Annotated[tuple[Digest, ...], Field(max_length=2 * MAX_PATH), FailFast()]
 SealedHex = Annotated[str, Field(pattern=r"^([0-9a-f]{2})+$", max_length=2 * MAX_RECORD_BYTES)]
 
 
@@ -63,7 +65,7 @@ class SignedSlice(Spec):
     """
 
     leaf: Digest
-    path: Annotated[tuple[Digest, ...], Field(max_length=MAX_PATH)]
+    path: Annotated[tuple[Digest, ...], Field(max_length=MAX_PATH), FailFast()]
     signature: SignatureHex | None
 
 
@@ -79,8 +81,8 @@ class Residue(Spec):
 
     since: Count
     root: Digest
-    path: Annotated[tuple[Digest, ...], Field(max_length=2 * MAX_PATH)]
-    carried: Annotated[tuple[Annotated[tuple[Digest, ...], Field(max_length=2 * MAX_PATH)], ...], Field(max_length=128)]
+    path: Path
+    carried: Annotated[tuple[Path, ...], Field(max_length=128), FailFast()]
 
 
 class Reduction(Spec):
@@ -94,12 +96,14 @@ class Reduction(Spec):
     sitting: Sitting
     reducer: PeerIdText
     slice_index: Annotated[int, Field(ge=0, lt=MAX_SLICES)]
-    inputs: Annotated[tuple[SignedSlice, ...], Field(min_length=2, max_length=64)]
+    inputs: Annotated[tuple[SignedSlice, ...], Field(min_length=2, max_length=64), FailFast()]
     output: SignedSlice
     residue: Residue | None = None
 
 
-class Evidence(Spec):
+class Evidence(Message):
     """One finding; the offender follows from it."""
+
+    most_items: ClassVar[int] = 1 << 14
 
     finding: Annotated[TwoJoins | TwoWords | TwoReductions | Reduction, Field(discriminator="kind")]

@@ -16,8 +16,9 @@ from pydantic import Field
 
 from peer.errors import ProtocolError, UserError
 from peer.protocol.identity import Identity, verify
-from peer.protocol.manifest import Digest, Name, Spec
+from peer.protocol.manifest import Digest, Name
 from peer.protocol.records import MAX_RECORD_BYTES, Count, Seconds, dump_json, open_sealed, parse_json, seal
+from peer.protocol.spec import Message
 
 INVITATION_DOMAIN, PASS_DOMAIN = "invitation", "pass"
 MAX_TOKEN_CHARS = 2048
@@ -31,7 +32,7 @@ def invitation_name(run_id: str) -> str:
     return f"atoll/{run_id[:16]}/invitation"
 
 
-class Invitation(Spec):
+class Invitation(Message):
     """One place in a run, for a name. `expires_at`: wall-clock seconds; the pass expires then, too."""
 
     run_id: Digest

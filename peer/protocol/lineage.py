@@ -10,15 +10,16 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import FailFast, Field, model_validator
 
 from peer.errors import ProtocolError
 from peer.protocol.identity import verify
 from peer.protocol.manifest import Digest, PeerIdText, Spec
 from peer.protocol.ranges import ClaimRule, RangesText
 from peer.protocol.records import Count, dump_json
+from peer.protocol.spec import Message
 from peer.protocol.weights import WeightRule
 
 VOTE_DOMAIN = "vote"
@@ -61,10 +62,10 @@ class Link(Spec):
     fragment: Annotated[int, Field(ge=0, lt=65536)] = 0
     round: Count
     parent: Digest
-    roster: Annotated[tuple[Member, ...], Field(min_length=1, max_length=64)]
+    roster: Annotated[tuple[Member, ...], Field(min_length=1, max_length=64), FailFast()]
     update_digest: Digest
     state_digest: Digest
-    residuals: Annotated[tuple[Digest, ...], Field(max_length=64)] = ()
+    residuals: Annotated[tuple[Digest, ...], Field(max_length=64), FailFast()] = ()
 
     @model_validator(mode="after")
     def _one_for_each_member(self) -> Link:
@@ -88,8 +89,10 @@ class Link(Spec):
         return next((place for place, member in enumerate(self.roster) if member.peer_id == peer_id), None)
 
 
-class Certificate(Spec):
+class Certificate(Message):
     """A link and the signatures that make it real."""
+
+    most_items: ClassVar[int] = 1 << 14
 
     link: Link
     signatures: Annotated[dict[PeerIdText, SignatureHex], Field(max_length=64)]

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Mapping
 from typing import Annotated, Literal, NamedTuple, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import FailFast, Field, ValidationError
 
 from peer.errors import ProtocolError
 from peer.protocol.identity import MAX_PEER_ID_CHARS, SIGNATURE_BYTES, Identity, verify
@@ -26,6 +26,7 @@ from peer.protocol.manifest import (
 )
 from peer.protocol.pinning import check_pinned
 from peer.protocol.ranges import RangesText
+from peer.protocol.spec import Message
 
 MAX_RECORD_BYTES = 4096
 MAX_PEER_RECORD_BYTES = 1280  # some 900 with long names, large numbers and leases
@@ -39,6 +40,7 @@ MANIFEST_TTL_S = 110.0
 MAX_RUNS = 8  # of one node: with four records each they fit what the DHT keeps of a peer
 SHARED_TTL_S = 110.0
 MANIFEST_KEY = "atoll/manifest"
+ITEMS = (b",", b"[", b"{")
 SpecT = TypeVar("SpecT", bound=Spec)
 
 Count = Annotated[int, Field(ge=0, lt=2**53)]
@@ -49,7 +51,7 @@ MAX_HOST_ADDRESSES = 3
 PASS_PATTERN = r"^([0-9]{1,9}\.[0-9]{1,12}\.[A-Za-z0-9_-]{86})?$"
 
 
-class PeerRecord(Spec):
+class PeerRecord(Message):
     """What a peer says of itself every few seconds; every number is its own claim and is only displayed or bounded.
 
     Attributes:
@@ -76,7 +78,7 @@ class PeerRecord(Spec):
     group_size: Annotated[int, Field(ge=0, le=64)] = 0
     client: bool = False  # accepts no connection: it dials the others
     relayed: bool = False  # a client that can be reached through a relay
-    addresses: Annotated[tuple[HostText, ...], Field(max_length=MAX_HOST_ADDRESSES)] = ()
+    addresses: Annotated[tuple[HostText, ...], Field(max_length=MAX_HOST_ADDRESSES), FailFast()] = ()
     lines: Annotated[str, Field(pattern=r"^([1-9A-HJ-NP-Za-km-z]{4}[A-Z])*$", max_length=5 * MAX_LINES)] = ""
     leases: RangesText = ""
     invitation: Annotated[str, Field(pattern=PASS_PATTERN)] = ""
@@ -129,11 +131,22 @@ def open_sealed(domain: str, blob: bytes, limit: int = MAX_RECORD_BYTES) -> tupl
 
 def parse_json(schema: type[SpecT], payload: bytes, context: Mapping[str, bool] | None = None) -> SpecT:
     """Strict JSON -> one of our schemas; raises ProtocolError, never anything else. `context`: see `read_manifest`."""
+    items = sum(map(payload.count, ITEMS))
+    if items > schema.most_items:
+        raise ProtocolError(f"malformed {schema.__name__}: {items} items; at most {schema.most_items}")
     try:
         return schema.model_validate_json(payload, strict=True, context=context)
     except (ValidationError, UnicodeDecodeError, RecursionError) as error:
-        first = str(error).splitlines()[:3]
-        raise ProtocolError(f"malformed {schema.__name__}: {' '.join(first)}") from None
+        raise ProtocolError(f"malformed {schema.__name__}: {_first_of(error)}") from None
+
+
+def _first_of(error: Exception) -> str:
+    """The first error in words. To write all of them, or the whole input, would take seconds."""
+    if not isinstance(error, ValidationError):
+        return " ".join(str(error).splitlines()[:3])
+    count, first = error.error_count(), error.errors(include_url=False, include_context=False, include_input=False)[0]
+    place = ".".join(map(str, first["loc"]))
+    return f"{place}: {first['msg']}" + (f", and {count - 1} errors more" if count > 1 else "")
 
 
 def dump_json(message: Spec) -> bytes:

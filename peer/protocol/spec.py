@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -27,6 +27,14 @@ class Spec(BaseModel):
     """Base of every section: frozen, strict about keys, finite numbers only."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    most_items: ClassVar[int] = 1 << 16
+    """Commas and opening brackets in its JSON: a malformed text of many costs the reader far more than its length."""
+
+
+class Message(Spec):
+    """Base of what other peers send."""
+
+    most_items: ClassVar[int] = 512
 
 
 def own_folder(name: str) -> str:

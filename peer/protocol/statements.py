@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Annotated, NamedTuple
 
-from pydantic import Field, model_validator
+from pydantic import FailFast, Field, model_validator
 
 from peer.errors import ProtocolError
 from peer.protocol.hashing import digest
@@ -34,7 +34,7 @@ class Sitting(Spec):
     round: Count
     parent: Digest
     group: Digest
-    members: Annotated[tuple[Member, ...], Field(min_length=2, max_length=64)]
+    members: Annotated[tuple[Member, ...], Field(min_length=2, max_length=64), FailFast()]
 
     @model_validator(mode="after")
     def _distinct_members(self) -> Sitting:

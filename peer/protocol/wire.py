@@ -9,30 +9,31 @@ import hashlib
 import struct
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import FailFast, Field, model_validator
 
 from peer.errors import ProtocolError
-from peer.protocol.manifest import MAX_ROUNDS, Digest, PeerIdText, Spec
+from peer.protocol.manifest import MAX_ROUNDS, Digest, PeerIdText
 from peer.protocol.ranges import RangesText
 from peer.protocol.records import Count, Seconds, dump_json
-from peer.protocol.word import HeardWord, SignedWord
+from peer.protocol.spec import Message
+from peer.protocol.word import HeardWord, Names, SignedWord
 
 _HEADER = struct.Struct(">4sB3xI")
 HEADER_BYTES = _HEADER.size
 MAGIC = b"ATL1"
 MAX_MESSAGE_BYTES = 64 * 1024
-MAX_WORDS_BYTES = 1024 * 1024  # of 64 members, each of which names all others twice
+MAX_WORDS_BYTES = 480 * 1024  # of 64 members, each of which names all others twice
 MAX_JOIN_BYTES = 816  # sealed
 MAX_ROSTER_BYTES = 64 * (2 * MAX_JOIN_BYTES + 4)  # of joins in hexadecimal
 MAX_PAYLOAD_BYTES = 2**31
 MAX_CHUNKS = 2**24  # of a snapshot
 MAX_INDEXES = 64  # of one request
 
-# another member gave up, its stream ended, it has not joined yet, or something did not come in time
-
 StreamName = Annotated[str, Field(max_length=100)]
+ChunkIndex = Annotated[int, Field(ge=0, lt=MAX_CHUNKS)]
+FragmentSize = Annotated[int, Field(ge=1, lt=2**40)]
 
 
 class Kind(IntEnum):
@@ -84,7 +85,7 @@ def unpack_header(header: bytes) -> tuple[Kind, int]:
         raise ProtocolError(f"unknown frame kind {kind}") from None
 
 
-class JoinMessage(Spec):
+class JoinMessage(Message):
     """A member's signed wish to take part in one round, with the weight of its contribution.
 
     `group` is the id of the persistent group that it continues: an honest peer signs one join for each of its rounds.
@@ -107,7 +108,7 @@ class JoinMessage(Spec):
     ranges: RangesText = ""
 
 
-class RejectMessage(Spec):
+class RejectMessage(Message):
     """Why a leader did not admit a member, and the leader's own position."""
 
     reason: Literal["behind", "follow", "excluded"]
@@ -117,7 +118,7 @@ class RejectMessage(Spec):
     weight: Count = 0
 
 
-class InviteMessage(Spec):
+class InviteMessage(Message):
     """A leader tells an expected member that a round at `parent` gathers, and how long it will wait."""
 
     run_id: Digest
@@ -127,7 +128,7 @@ class InviteMessage(Spec):
     wait_s: Seconds
 
 
-class StatusMessage(Spec):
+class StatusMessage(Message):
     """The answer to an invitation: whether the peer will join, its position, and which leader it follows. A leader also
     sends this each second to the members in its lobby.
     """
@@ -139,20 +140,20 @@ class StatusMessage(Spec):
     leader: PeerIdText
 
 
-class ReachRequest(Spec):
+class ReachRequest(Message):
     """Ask a peer to dial the address that it sees this host at, on these TCP ports."""
 
-    ports: Annotated[tuple[Annotated[int, Field(ge=1, lt=65536)], ...], Field(max_length=4)]
+    ports: Annotated[tuple[Annotated[int, Field(ge=1, lt=65536)], ...], Field(max_length=4), FailFast()]
 
 
-class ReachMessage(Spec):
+class ReachMessage(Message):
     """Whether one of them answered; `tried` is False if the peer sees this host at no address."""
 
     reached: bool
     tried: bool
 
 
-class DirectEndpoint(Spec):
+class DirectEndpoint(Message):
     """Where a peer accepts direct connections: `fingerprint` is the SHA-256 of its certificate, `token` identifies the
     receiver of this message when it connects, and no other peer has it.
     """
@@ -162,7 +163,7 @@ class DirectEndpoint(Spec):
     token: Digest
 
 
-class DirectRequest(Spec):
+class DirectRequest(Message):
     """Ask a peer for its endpoint; or, with `endpoint`, to dial the asker's: with this ticket, for a stream that the
     asker opens under `name`.
     """
@@ -172,7 +173,7 @@ class DirectRequest(Spec):
     ticket: Digest | None = None
 
 
-class DirectMessage(Spec):
+class DirectMessage(Message):
     """The answer: the endpoint if there is one, which there need not be, or whether this peer has dialled the other's.
     """
 
@@ -180,7 +181,7 @@ class DirectMessage(Spec):
     came: bool = False
 
 
-class EntryMessage(Spec):
+class EntryMessage(Message):
     """First frame of a direct connection: the listener's token; and the stream's name, or the ticket of a dial-back."""
 
     token: Digest
@@ -188,25 +189,25 @@ class EntryMessage(Spec):
     ticket: Digest | None = None
 
 
-class HelloMessage(Spec):
+class HelloMessage(Message):
     """First frame of an exchange stream: which group it belongs to."""
 
     group_id: Digest
 
 
-class VoteMessage(Spec):
+class VoteMessage(Message):
     """A member's signature over the link that it computed. `late_contributions`, `late_shards`: of the members that
     made the round long for it; `delayed_by`: who delayed this member itself; claims, as in an abort.
     """
 
     link_id: Digest
     signature: Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
-    late_contributions: Annotated[tuple[PeerIdText, ...], Field(max_length=64)] = ()
-    late_shards: Annotated[tuple[PeerIdText, ...], Field(max_length=64)] = ()
-    delayed_by: Annotated[tuple[PeerIdText, ...], Field(max_length=64)] = ()
+    late_contributions: Names = ()
+    late_shards: Names = ()
+    delayed_by: Names = ()
 
 
-class AbortMessage(Spec):
+class AbortMessage(Message):
     """A member aborts the round; `culprit` is the member through which the round failed, for a person. `word`: what
     this member lacks; `heard`: the word of the member for which it gave up.
     """
@@ -217,14 +218,16 @@ class AbortMessage(Spec):
     heard: HeardWord | None = None
 
 
-class HeardWords(Spec):
+class HeardWords(Message):
     """The words of members of a group in which a round has failed, as this member has heard them."""
 
+    most_items: ClassVar[int] = 1 << 14
+
     group: Digest
-    words: Annotated[tuple[HeardWord, ...], Field(max_length=64)]
+    words: Annotated[tuple[HeardWord, ...], Field(max_length=64), FailFast()]
 
 
-class HistoryRequest(Spec):
+class HistoryRequest(Message):
     """Ask a donor for what it holds.
 
     state: the digest, as 32 bytes, of its state of round `from_round`, at lineage id `digest`. chain: certificates from
@@ -238,7 +241,7 @@ class HistoryRequest(Spec):
     run_id: Digest
     from_round: Count = 0
     digest: Digest | None = None
-    indexes: Annotated[tuple[Annotated[int, Field(ge=0, lt=MAX_CHUNKS)], ...], Field(max_length=MAX_INDEXES)] = ()
+    indexes: Annotated[tuple[ChunkIndex, ...], Field(max_length=MAX_INDEXES), FailFast()] = ()
 
     @model_validator(mode="after")
     def _chunks_have_indexes(self) -> HistoryRequest:
@@ -249,7 +252,7 @@ class HistoryRequest(Spec):
         return self
 
 
-class AuditRequest(Spec):
+class AuditRequest(Message):
     """Ask a member what it can show of its last exchange.
 
     slice: of its own shard, in the sitting of id `of`: a `Reduction`, then the payload of each member. signed: what
@@ -263,27 +266,29 @@ class AuditRequest(Spec):
     round: Count = 0
 
 
-class SnapshotMeta(Spec):
+class SnapshotMeta(Message):
     """What a snapshot is before its chunks come: checked against the certificate, then each chunk against this.
 
     `fragments`: elements of each.
     """
 
+    most_items: ClassVar[int] = 2048
+
     round: Count
     lineage_id: Digest
-    fragments: Annotated[tuple[Annotated[int, Field(ge=1, lt=2**40)], ...], Field(min_length=1, max_length=1024)]
+    fragments: Annotated[tuple[FragmentSize, ...], Field(min_length=1, max_length=1024), FailFast()]
     num_buffers: Annotated[int, Field(ge=0, le=4)]
     num_chunks: Annotated[int, Field(ge=1, lt=MAX_CHUNKS)]
 
 
-class GossipJoin(Spec):
+class GossipJoin(Message):
     """A member joins a gossip round: the roster that the topology draws from the records this member sees, ascending,
     and the weight of its contribution. Members with different rosters do not average.
     """
 
     run_id: Digest
     round: Annotated[int, Field(ge=1, le=MAX_ROUNDS)]
-    roster: Annotated[tuple[PeerIdText, ...], Field(min_length=2, max_length=64)]
+    roster: Annotated[tuple[PeerIdText, ...], Field(min_length=2, max_length=64), FailFast()]
     digest: Digest
     tokens: Annotated[int, Field(ge=1, lt=2**40)]
 
@@ -296,13 +301,13 @@ class GossipJoin(Spec):
         return self
 
 
-class GossipRoster(Spec):
+class GossipRoster(Message):
     """The members whose joins one member received, and with which it continues, in the roster's order."""
 
-    members: Annotated[tuple[PeerIdText, ...], Field(min_length=2, max_length=64)]
+    members: Annotated[tuple[PeerIdText, ...], Field(min_length=2, max_length=64), FailFast()]
 
 
-class GossipState(Spec):
+class GossipState(Message):
     """A peer's own state in a gossip run, signed by it: no other peer can vouch for that state."""
 
     run_id: Digest

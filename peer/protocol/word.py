@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import FailFast, Field
 
 from peer.protocol.identity import Identity, verify
 from peer.protocol.lineage import SignatureHex
@@ -13,7 +13,7 @@ from peer.protocol.records import dump_json
 
 WORD_DOMAIN = "word"
 Stage = Literal["word", "stream", "waiting", "roster", "join", "contribution", "reduced", "vote"]
-Names = Annotated[tuple[PeerIdText, ...], Field(max_length=64)]
+Names = Annotated[tuple[PeerIdText, ...], Field(max_length=64), FailFast()]
 
 
 class Said(Spec):

@@ -195,17 +195,17 @@ class ForkChoice:
         others may have lost them. True when the state changed.
         """
         history, before = self._store.history, self._store.position
-        rounds, history.beyond = history.beyond, ()
 
         async def kept(certificate: Certificate) -> bytes | None:
             path = await asyncio.to_thread(history.whole_update, certificate.link.update_digest)
             return None if path is None else await asyncio.to_thread(path.read_bytes)
 
         try:
-            replayed = await replay(rounds, self.local_state(), self, kept)
+            replayed = await replay(history.beyond, self.local_state(), self, kept)
         except (ProtocolError, OSError) as error:  # others may have them
             log.warning("the rounds that this peer has on disk cannot be made again: %s", error)
             replayed = self._store.state.round - before.round
+        history.forget_beyond()
         if replayed:
             self._report(CaughtUp(donor=None, replayed=replayed, snapshot_round=None), before, source="its own files")
         return replayed > 0

@@ -27,6 +27,7 @@ from peer.swarm.net.gate import Gate
 from peer.swarm.net.line import Line
 from peer.swarm.net.pipe import ZeroCopyProtocol
 from peer.swarm.net.record_store import RecordStore
+from peer.swarm.net.strangers import StrangerStreams
 from peer.swarm.net.stream import FrameStream, StreamClosedError, StreamTimeoutError, Traffic
 from peer.swarm.runtime.admission import Admission
 from peer.swarm.runtime.tasks import cancel_and_wait, log_failure
@@ -39,6 +40,8 @@ Handler = Callable[[FrameStream], Awaitable[None]]
 DIALS_AT_ONCE = 16
 MAX_STREAMS_PER_PEER = 32
 MAX_STREAMS = 512
+MAX_OF_STRANGERS = 256
+MAX_STREAMS_PER_STRANGER = 16
 MAX_ADDRESSES = 16
 BULK_BYTES = 1 << 20  # for less, opening a connection of its own takes longer than it saves
 CIRCUIT = "/p2p-circuit"
@@ -53,6 +56,7 @@ class Node:
         client: this machine accepts no connection; it dials the others.
         traffic: byte counters by purpose ("round", "history", "audit").
         refuses: whose streams are closed unread.
+        strange: which peers have no part in the run so far: they hold some of the places for streams.
         gates: of runs that are for invited peers.
         relayed: a client that others can reach through a relay, as of the last `look_for_relay`.
         clients: those of the others that accept none, as far as the directory has heard.
@@ -74,6 +78,7 @@ class Node:
     announced: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     traffic: dict[str, Traffic] = field(default_factory=dict)
     refuses: Callable[[str], bool] = lambda _: False
+    strange: Callable[[str], bool] = lambda _: False
     gates: tuple[Gate, ...] = ()
     direct: DirectTransport | None = None
     records: RecordStore | None = None
@@ -84,6 +89,9 @@ class Node:
     _broken: asyncio.Event = field(default_factory=asyncio.Event)
     _heard: dict[str, tuple[frozenset[str], Mapping[str, tuple[str, ...]]]] = field(default_factory=dict)
     _streams: Admission = field(default_factory=lambda: Admission(MAX_STREAMS, MAX_STREAMS_PER_PEER))
+    _of_strangers: StrangerStreams = field(
+        default_factory=lambda: StrangerStreams(MAX_OF_STRANGERS, MAX_STREAMS_PER_STRANGER)
+    )
     _handlers: dict[str, tuple[str, Handler]] = field(default_factory=dict)
 
     @property
@@ -154,7 +162,7 @@ class Node:
         purpose, handler = self._handlers[name]
         stream = FrameStream(remote, pipe, self.traffic[purpose], self.line)
         try:
-            with self._streams.of(remote) as admitted:
+            with self._of_strangers.of(stream) if self.strange(remote) else self._streams.of(remote) as admitted:
                 if not admitted:
                     raise ProtocolError(f"too many open streams: {self._streams.usage(remote)}")
                 if (gate := self._gate(name)) is not None:

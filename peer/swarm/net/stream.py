@@ -53,13 +53,13 @@ class FrameStream:
 
     Attributes:
         sending: in the middle of a frame; true for ever once a frame was given up half-way.
-        spoke: this end has said something.
+        spoke, heard: this end, and the other one, has said something.
     """
 
     def __init__(self, remote: str, pipe: ZeroCopyProtocol, traffic: Traffic, line: Line | None = None) -> None:
         self.remote, self.traffic = remote, traffic
         self._pipe, self._line = pipe, line
-        self.sending = self.spoke = False
+        self.sending = self.spoke = self.heard = False
 
     @property
     def direct(self) -> bool:
@@ -151,6 +151,7 @@ class FrameStream:
                 await self._read(out[start : start + PIECE_BYTES])
                 await self._line.received(min(PIECE_BYTES, len(out) - start))
         self.traffic.received += HEADER_BYTES + len(out)
+        self.heard = True
 
     async def _read(self, out: memoryview) -> None:
         try:

@@ -20,7 +20,7 @@ class Arrivals:
     """Those of one round, by the clock of this peer.
 
     Attributes:
-        opened: when the first member was ready for the round; infinite before.
+        opened: when the second member was ready for the round, of two the first; infinite before.
         began: when the exchange began; 0 before.
         joined: when each other member's join came, after which that member was waited for; none in a group that has
             just been matched.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -41,6 +42,7 @@ from peer.swarm.runtime.futures import done_at, has_come
 from peer.swarm.runtime.tasks import cancel_and_wait
 
 log = logging.getLogger(__name__)
+BEFORE_THEM = 0.8  # of what the others wait for the join of a member that is still in the round before
 
 
 class Exchange:
@@ -74,6 +76,7 @@ class Exchange:
         self.group_streams = GroupStreams(node, rosters.run_id, group_words, lambda: self._group)
         self._group: PersistentGroup | None = None
         self._buffers: RoundBuffers | None = None
+        self._patience_s = rosters.rounds.straggler_wait_s + timing.solo_patience_s
 
     async def start(self) -> None:
         await self.group_streams.start()
@@ -106,11 +109,12 @@ class Exchange:
         """
         persistent = self._group
         assert persistent is not None
-        buffers = self._buffers = persistent.buffers
+        buffers, self._patience_s = persistent.buffers, patience_s
+        self._buffers = buffers
         self._strategy = self._strategies(state.round)
         self._pool.wake(buffers.wire_bytes)
-        times = buffers.times
-        times.opened = min(times.opened, self._clock())
+        buffers.ready = True
+        buffers.note_open(self._clock())
         join, sealed = self._rosters.join(position, due.tokens, persistent.identifier, due.ranges)
         self._send(buffers, persistent, due, state, (Kind.JOIN, sealed))
         if (left := await Joining(buffers, self._clock).all_come(patience_s, newcomer)) is not None:
@@ -255,9 +259,24 @@ class Exchange:
 
     def on_join(self) -> None:
         if self._group is not None:
-            times = self._group.buffers.times
-            times.opened = min(times.opened, self._clock())
+            self._group.buffers.note_open(self._clock())
         self._on_join()
+
+    def on_ahead(self, persistent: PersistentGroup, remote: str) -> None:
+        """See `GroupOwner.on_ahead`. Once more than a third of the others are, and two, this peer says what it lacks
+        before they call it late.
+        """
+        buffers = persistent.buffers
+        before, buffers.ahead = buffers.ahead, buffers.ahead | {remote}
+        several = max(2, len(buffers.inboxes) // 3 + 1)
+        if len(before) < several <= len(buffers.ahead):
+            wait_s = BEFORE_THEM * self._patience_s
+            asyncio.get_running_loop().call_later(wait_s, self._overtaken, weakref.ref(buffers))
+
+    def _overtaken(self, weakly: Callable[[], RoundBuffers | None]) -> None:
+        buffers = weakly()
+        if buffers is not None and buffers is self._buffers and buffers.lacks("reduced"):
+            buffers.overtake(self._clock())
 
     def on_words(self, persistent: PersistentGroup, remote: str, message: AbortMessage) -> None:
         self._words.heard(persistent, remote, message)

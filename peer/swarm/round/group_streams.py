@@ -39,7 +39,7 @@ class GroupStreams:
         self._node, self._words, self._group = node, words, persistent
         self._name = f"atoll/{run_id[:16]}/round"
         self._changed = asyncio.Condition()
-        self._early = Admission(EARLY_STREAMS, EARLY_STREAMS_OF_ONE)
+        self._early = {strange: Admission(EARLY_STREAMS, EARLY_STREAMS_OF_ONE) for strange in (True, False)}
         self._declined: deque[str] = deque(maxlen=DECLINED_KEPT)
         self._expected: deque[str] = deque(maxlen=DECLINED_KEPT)
         self._told: BoundedMap[tuple[str, str], None] = BoundedMap(TOLD_KEPT)  # (group, peer): no roster of it is here
@@ -89,11 +89,12 @@ class GroupStreams:
 
     async def say(self, peer_id: str, group_id: str, abort: RoundAborted) -> None:
         """Tell a member on a stream of its own why this peer is in a round of that group no longer."""
+        message = self._words.message(group_id, abort)  # now: a word that is forgotten meanwhile would be another one
         with contextlib.suppress(StreamClosedError):
             stream = await self._node.open(peer_id, self._name, "round", self._node.timing.first_frame_s)
             try:
                 await stream.send_message(Kind.HELLO, HelloMessage(group_id=group_id))
-                await abort_stream(stream, self._words.message(group_id, abort), self._node.timing)
+                await abort_stream(stream, message, self._node.timing)
             finally:
                 stream.close()
 
@@ -146,9 +147,10 @@ class GroupStreams:
             return known() is not None or identifier in self._declined or identifier in self._ended
 
         if not settled():
-            with self._early.of(remote) as admitted:
+            places = self._early[self._node.strange(remote)]
+            with places.of(remote) as admitted:
                 if not admitted:
-                    raise ProtocolError(f"too many streams wait for unknown groups: {self._early.usage(remote)}")
+                    raise ProtocolError(f"too many streams wait for unknown groups: {places.usage(remote)}")
                 for timeout_s in (self._node.timing.late_roster_s, self._node.timing.first_frame_s):
                     with contextlib.suppress(TimeoutError):
                         async with self._changed:

@@ -107,6 +107,15 @@ class GroupWords:
         words = tuple(HeardWord(member=member, word=word) for member, word in sorted(heard.words.items()))
         return HeardWords(group=group, words=words)
 
+    def awaits(self, member: str) -> bool:
+        """Whether this member may show what it has heard: in a group that is kept, and not yet."""
+        return any(member in heard.members - heard.compared for heard in self._heard.values())
+
+    def await_no_more(self, member: str) -> None:
+        """What it shows cannot be read."""
+        for heard in self._heard.values():
+            heard.compared.add(member)
+
     def compare(self, remote: str, message: HeardWords) -> list[TwoWords]:
         """What another member has heard in a group: proofs that a member said two things. Each is compared once."""
         heard, found = self._heard.get(message.group), list[TwoWords]()

@@ -187,6 +187,9 @@ class RoundBuffers:
         deadline: of the exchange; infinite until it begins.
         slow_line_s: of that, for the slowest line among the members.
         times: when what the members send was there.
+        ready: this peer has joined it.
+        ahead: the members that have made this round already.
+        overtaken: fails once they call this peer late for the next one soon.
         useless: (stage, member) that sent nothing of use, although it sent all.
         waited: what made the exchange long for this peer.
     """
@@ -211,6 +214,8 @@ class RoundBuffers:
         self.wire_bytes = sum(map(sum, sizes))
         self.deadline, self.slow_line_s, self.waited = float("inf"), 0.0, Waited()
         self.times, self.useless = Arrivals(), set[tuple[Stage, str]]()
+        self.ready = False
+        self.ahead, self.overtaken = frozenset[str](), asyncio.get_running_loop().create_future()
         if group is not None:
             self.seat(group)
 
@@ -276,12 +281,25 @@ class RoundBuffers:
         """Whether its deadline was, as far as this peer can tell. One of several others that is late proves nothing."""
         return lack is None or len(lack.names) > 1 or len(self.inboxes) == 1
 
+    def note_open(self, now: float) -> None:
+        """A member is ready, perhaps this one. The round is open once two are: one alone may show its join to all but
+        the member that it is going to call late.
+        """
+        if sum(has_come(inbox.join) for inbox in self.inboxes.values()) + self.ready >= min(2, len(self.inboxes)):
+            self.times.opened = min(self.times.opened, now)
+
+    def overtake(self, now: float) -> None:
+        """Others have begun the next round, and will not wait for this peer any longer."""
+        self.deadline = min(self.deadline, now)
+        fail(RoundAborted("exchange", "others have made this round, and wait in the next one"), self.overtaken)
+
     def close(self, abort: RoundAborted) -> None:
         """The round is over: free what has arrived, even if these buffers are still referenced."""
         for inbox in self.inboxes.values():
             inbox.close(abort)
         self.own.cancel()
         self.sitting.cancel()
+        self.overtaken.cancel()
 
 
 async def _aborted_by(stream: FrameStream, length: int) -> GaveUpError:

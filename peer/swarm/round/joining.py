@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -13,7 +14,9 @@ from peer.swarm.runtime.futures import done_at, has_come
 from peer.swarm.runtime.tasks import unless
 from peer.system.clock import Clock
 
-ALMOST = 0.9  # of the window to join: after it a member that has not come is late
+ALMOST = 0.9  # of the window to join, or all but this: after it a member that has not come is late
+LAST_S = 0.4
+Join = asyncio.Future[Any]
 Newcomer = Callable[[], Coroutine[Any, Any, None]]
 """Returns when a peer waits for which the group re-forms."""
 
@@ -38,7 +41,7 @@ class Joining:
         Returns:
             why this peer gives the round up, and what it lacks; None once all have joined.
         """
-        joining = asyncio.wait(self._joins.values(), timeout=patience_s, return_when=asyncio.FIRST_EXCEPTION)
+        joining = self._window(patience_s)
         if (joined := await unless(self._before_most(newcomer), joining)) is None:
             return RoundAborted("match", "others want to take part"), self._waiting()
         done, late = joined
@@ -46,12 +49,27 @@ class Joining:
         if isinstance(broken, RoundAborted):
             abort = RoundAborted("match", broken.reason, broken.culprit)
             ended_by = broken.remote if isinstance(broken, GaveUpError) else broken.culprit
-            return abort, self._late(self._clock() - ALMOST * patience_s) or self._waiting(ended_by)
+            almost_s = max(ALMOST * patience_s, patience_s - LAST_S)
+            return abort, self._late(self._clock() - almost_s) or self._waiting(ended_by)
         if late:
-            names = sorted(peer_id for peer_id, future in self._joins.items() if future in late)
+            names = sorted(self._missing())
             abort = RoundAborted("match", f"{', '.join(names)} did not come within {patience_s:.0f} s", names[0])
             return abort, self._late(self._clock()) or self._waiting()
         return None
+
+    async def _window(self, patience_s: float) -> tuple[set[Join], set[Join]]:
+        """Until all have joined, one cannot, or the window is over: for the first member it begins with the second, so
+        that all see it end together, and find the same members missing.
+        """
+        began, joins, done = self._clock(), set[Join](self._joins.values()), set[Join]()
+        while done < joins and all(map(has_come, done)):
+            opened = self._buffers.times.opened
+            end = patience_s + (max(began, opened) if math.isfinite(opened) else began)
+            if (left_s := end - self._clock()) <= 0.0:
+                break
+            await asyncio.wait(joins - done, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            done = {join for join in joins if join.done()}
+        return done, joins - done
 
     async def _before_most(self, newcomer: Newcomer) -> None:
         """Return for a newcomer while most joins are still to come. Later the others may have begun: a member that

@@ -64,7 +64,7 @@ async def bounded(
     wanted: Sequence[asyncio.Future[Any]], buffers: RoundBuffers, clock: Clock, budget: DeadlineEstimator
 ) -> None:
     """Wait for all; any failure, also in sending, ends the exchange at once."""
-    work = _completed(wanted, buffers.senders.values())
+    work = _completed(wanted, [*buffers.senders.values(), buffers.overtaken])
     try:
         await asyncio.wait_for(work, max(0.0, buffers.deadline - clock()))
     except TimeoutError:

@@ -34,6 +34,9 @@ class GroupOwner(Protocol):
     def on_join(self) -> None:
         """A member is ready for the next round, and this peer was not first."""
 
+    def on_ahead(self, persistent: PersistentGroup, remote: str) -> None:
+        """A member joins the next round, while this peer is still in the one before."""
+
     def on_break(self, persistent: PersistentGroup) -> None:
         """This group cannot continue; called once, at once."""
 
@@ -132,6 +135,8 @@ class PersistentGroup:
             if Lack.said(message.word):
                 raise GaveUpError(stream.remote, message)
             raise RoundAborted("match", f"{stream.remote} left the group", culprit=stream.remote)
+        if self._advances == before and self.broken is None:
+            self._owner.on_ahead(self, stream.remote)
         while self._advances == before and self.broken is None:
             await self._moved.wait()
         if self.broken is not None or self.position is None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
+from peer.errors import ProtocolError
 from peer.protocol.evidence import TwoWords
 from peer.protocol.records import dump_json, parse_json
 from peer.protocol.wire import MAX_WORDS_BYTES, HeardWords, Kind
@@ -57,6 +58,13 @@ class WordExchange:
                 stream.close()
 
     async def _on_stream(self, stream: FrameStream) -> None:
+        if not self._words.awaits(stream.remote):
+            raise ProtocolError(f"{stream.remote} shows words, and was in no group of which some were heard")
         _, body = await stream.receive({Kind.WORDS: MAX_WORDS_BYTES}, timeout_s=self._node.timing.first_frame_s)
-        for finding in self._words.compare(stream.remote, parse_json(HeardWords, body)):
+        try:
+            message = parse_json(HeardWords, body)
+        except ProtocolError:
+            self._words.await_no_more(stream.remote)
+            raise
+        for finding in self._words.compare(stream.remote, message):
             self._found(finding)

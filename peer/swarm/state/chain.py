@@ -11,16 +11,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from peer.errors import ProtocolError
 from peer.outer.compress.base import Payload
 from peer.protocol import hashing
 from peer.protocol.chain import Chain, id_of
 from peer.protocol.coverage import Coverage
 from peer.protocol.lineage import Certificate
+from peer.protocol.records import dump_json, parse_json
 from peer.swarm.state.certificate_file import CertificateFile
 from peer.swarm.state.given_up import keep_given_up
 from peer.swarm.state.run_control import CHAIN_NAME
 
 log = logging.getLogger(__name__)
+BEYOND_NAME = "beyond.jsonl"
 KEPT_UPDATES = 64
 READ_BYTES = 1 << 20
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -50,6 +53,10 @@ class ChainStore:
     @property
     def chain_path(self) -> Path:
         return self.folder / CHAIN_NAME
+
+    @property
+    def _beyond_path(self) -> Path:
+        return self.folder / BEYOND_NAME
 
     def last_rosters(self, count: int) -> list[tuple[str, ...]]:
         """The members of the last `count` rounds, in order."""
@@ -88,20 +95,43 @@ class ChainStore:
     def load(self, path: Path, lineage_id: str) -> bool:
         """Take the chain in `path` up to `lineage_id`; False when it does not lead there.
 
-        What this folder's own file holds beyond is kept with its updates: after a crash, all other peers may have lost
-        those rounds.
+        What this folder's own file holds beyond is kept with its updates, on disk until `forget_beyond`: after a crash,
+        all other peers may have lost those rounds, and this peer may crash again.
         """
         file = CertificateFile(path, self.genesis, self._shards)
         found = file.load(lineage_id)
         if found:
-            self.beyond = self._after(len(file)) if path == self.chain_path else ()
+            self.beyond = self._after(file) if path == self.chain_path else ()
+            self._keep_beyond()
             self._take(file)
         return found
 
-    def _after(self, length: int) -> Sequence[Certificate]:
+    def forget_beyond(self) -> None:
+        """Those rounds are made again, as far as they can be."""
+        self.beyond = ()
+        self._beyond_path.unlink(missing_ok=True)
+
+    def _keep_beyond(self) -> None:
+        try:
+            if self.beyond:
+                _write(self._beyond_path, *(dump_json(one) + b"\n" for one in self.beyond))
+        except OSError as error:
+            log.warning("%s is not written, a crash before its rounds are made again loses them: %s",
+                        self._beyond_path, error.strerror)  # fmt: skip
+
+    def _after(self, loaded: CertificateFile) -> Sequence[Certificate]:
+        """What follows in this folder's own file, and then in what an earlier start had left to make again."""
         whole = CertificateFile(self.chain_path, self.genesis)
         whole.load()
-        return list(whole.chain[length : length + KEPT_UPDATES])
+        found = list(whole.chain[len(loaded) : len(loaded) + KEPT_UPDATES])
+        tip = id_of(whole.chain, len(whole) - 1) if len(whole) else self.genesis
+        with contextlib.suppress(OSError, ProtocolError):  # a damaged line ends it
+            for line in self._beyond_path.read_bytes().splitlines():
+                certificate = parse_json(Certificate, line)
+                if certificate.link.parent == tip:
+                    found.append(certificate)
+                    tip = certificate.link.id
+        return found[:KEPT_UPDATES]
 
     def load_all(self) -> None:
         """Take all of the chain that this folder holds, as far as its links follow each other."""

@@ -88,6 +88,8 @@ class AuditServer:
     async def _on_stream(self, stream: FrameStream) -> None:
         request = await stream.receive_message(Kind.REQUEST, AuditRequest, self._node.timing.first_frame_s)
         remote = stream.remote
+        if self._node.strange(remote):  # it was in no round that it could audit
+            return
         asked_enough = len(self._asked) >= MAX_ASKING or self._asked[remote] >= ASKS_OF_ONE
         with self._serving.of(remote) as admitted:
             if admitted and not asked_enough:

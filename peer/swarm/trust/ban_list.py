@@ -1,4 +1,7 @@
-"""The banned peers of a run, with the evidence: permanent, in this peer's folder."""
+"""The banned peers of a run, with the evidence: permanent, in this peer's folder.
+
+Of offenders that were in no round only the newest are known, and only to this process: identities are free.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,11 @@ from peer.outer.compress.base import Payload
 from peer.protocol.evidence import MAX_EVIDENCE_BYTES, Evidence
 from peer.protocol.manifest import PeerIdText, Spec
 from peer.protocol.records import dump_json, parse_json
+from peer.swarm.runtime.expiring import BoundedMap
 from peer.swarm.trust.verdict import Verdict
 
 log = logging.getLogger(__name__)
+MAX_NOTED = 1024
 MAX_PAYLOAD_BYTES = 2**28  # of all evidence together; without its payloads a ban stays, but cannot be passed on
 
 
@@ -44,6 +49,7 @@ class BanList:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._bans: dict[str, Ban] = {}
+        self._noted: BoundedMap[str, str] = BoundedMap(MAX_NOTED)
         for path in sorted(folder.glob("*.json")):
             try:
                 ban = parse_json(Ban, path.read_bytes()[: 2 * MAX_EVIDENCE_BYTES])
@@ -54,14 +60,23 @@ class BanList:
                 self._bans[ban.culprit] = ban
 
     def __contains__(self, peer_id: str) -> bool:
-        return peer_id in self._bans
+        return peer_id in self._bans or peer_id in self._noted
 
     def __iter__(self) -> Iterator[str]:
+        """Those whose evidence is kept."""
         return iter(tuple(self._bans))
+
+    def convicts(self, peer_id: str) -> bool:
+        """Whether the evidence against it is kept."""
+        return peer_id in self._bans
 
     def offence(self, peer_id: str) -> str:
         """The offence of a banned peer."""
-        return self._bans[peer_id].offence
+        return self._bans[peer_id].offence if peer_id in self._bans else self._noted[peer_id]
+
+    def note(self, verdict: Verdict) -> None:
+        """Ban one that was in no round, until others of its kind take its place."""
+        self._noted[verdict.culprit] = verdict.offence
 
     def add(self, verdict: Verdict, evidence: Evidence, payloads: Sequence[Payload] | None) -> None:
         """Ban; and write it down, so that it survives this process. Blocks on the disk; raises OSError."""

@@ -34,6 +34,7 @@ class EvidenceGossip:
 
     Args:
         strikes: refuses offers of some peers, and counts offers that prove nothing.
+        strange: whether a peer was in no round: such peers take no places from others.
         on_found: called with evidence that another peer offered and that this peer has verified.
     """
 
@@ -43,13 +44,14 @@ class EvidenceGossip:
         judge: Judge,
         bans: BanList,
         strikes: StrikeCounter,
+        strange: Callable[[str], bool],
         on_found: Callable[[Conviction, str], None],
     ) -> None:
         self._node, self._judge, self._bans = node, judge, bans
-        self._strikes, self._on_found = strikes, on_found
+        self._strikes, self._strange, self._on_found = strikes, strange, on_found
         self._name = f"atoll/{judge.run_id[:16]}/evidence"
         self._told: BoundedMap[tuple[str, str], None] = BoundedMap(REMEMBERED)
-        self._hearing = Admission(HEARD_AT_ONCE, per_peer=1)
+        self._hearing = {strange: Admission(HEARD_AT_ONCE, per_peer=1) for strange in (True, False)}
         self._offers: ExpiringMap[str, int] = ExpiringMap(node.clock, node.timing.offers_window_s)
 
     async def start(self) -> None:
@@ -103,7 +105,7 @@ class EvidenceGossip:
         return kind is not Kind.BUSY
 
     async def _on_stream(self, stream: FrameStream) -> None:
-        with self._hearing.of(stream.remote) as admitted:
+        with self._hearing[self._strange(stream.remote)].of(stream.remote) as admitted:
             answer = await self._answer(stream) if admitted else Kind.BUSY
         await stream.send(answer)
 
@@ -139,7 +141,7 @@ class EvidenceGossip:
             payloads = [(await stream.receive({Kind.DATA: size}, exact=True))[1] for size in needed]
         verdict = await asyncio.to_thread(self._judge.judge, evidence, payloads)
         self.knows(stream.remote, verdict.culprit)
-        if verdict.culprit not in self._bans:
+        if not self._bans.convicts(verdict.culprit):
             self._on_found(Conviction(verdict, evidence, payloads), stream.remote)
 
 

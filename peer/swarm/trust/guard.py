@@ -59,6 +59,7 @@ def guard_of(
     guard = Guard(node, judge, folder, host, rosters, priority)
     guard.uninvited = lambda peer_id: directory.gate.void(peer_id) if directory.gate is not None else ""
     node.refuses = directory.banned = guard.banned
+    node.strange = guard.strange
     return guard
 
 
@@ -84,11 +85,13 @@ class Guard:
         rng: random.Random | None = None,
     ) -> None:
         self._node, self._judge, self._host = node, judge, host
+        self._standing = standing
         self.bans, self.strikes = BanList(folder), StrikeCounter(node.timing, node.clock)
         self.stalls = StallBook(node.peer_id, standing, node.timing, node.clock)
         self._audit_server = AuditServer(node, judge.run_id, priority or RoundPriority(node.timing, node.clock))
         self._auditor = Auditor(node, judge, rng or random.SystemRandom())
-        self._evidence_gossip = EvidenceGossip(node, judge, self.bans, self.strikes, self._on_offer)
+        self._evidence_gossip = EvidenceGossip(node, judge, self.bans, self.strikes, self.strange, self._on_offer)
+        self._telling: asyncio.Task[None] | None = None
         self._members: tuple[str, ...] = ()
         self._votes: Mapping[str, asyncio.Future[VoteMessage]] = {}
         self._voted: Mapping[str, float] = {}
@@ -150,9 +153,9 @@ class Guard:
 
     def meet(self, peer_ids: Iterable[str]) -> None:
         """Offer these peers the evidence behind this peer's bans, unless it has done so."""
-        culprits = list(self.bans)
-        if culprits:
-            self._node.spawn(self._evidence_gossip.tell(list(peer_ids), culprits))
+        culprits = sorted(self.bans, key=self._standing.rounds_of, reverse=True)
+        if culprits and (self._telling is None or self._telling.done()):
+            self._telling = self._node.spawn(self._evidence_gossip.tell(list(peer_ids), culprits))
 
     def reduced(self, kept: ReductionProof) -> None:
         """This peer has reduced its shard."""
@@ -300,13 +303,21 @@ class Guard:
 
     # -- bans --------------------------------------------------------------------------------------------------------
 
+    def strange(self, peer_id: str) -> bool:
+        """Whether it was in no round."""
+        return self._standing.rounds_of(peer_id) == 0 and peer_id not in self._members
+
     def _on_offer(self, found: Conviction, remote: str) -> None:
+        if self.strange(found.verdict.culprit):  # anybody can convict keys that it has made up for that
+            self.bans.note(found.verdict)
+            log.info("%s offered evidence against %s, which was in no round", remote, found.verdict.culprit)
+            return
         self._node.spawn(self._ban(found, f"{remote} offered the evidence, and it is valid"))
 
     async def _ban(self, found: Conviction, how: str) -> None:
         verdict = found.verdict
         async with self._banning:
-            if verdict.culprit in self.bans or verdict.culprit == self._node.peer_id:
+            if self.bans.convicts(verdict.culprit) or verdict.culprit == self._node.peer_id:
                 return
             try:
                 await asyncio.to_thread(self.bans.add, verdict, found.evidence, found.payloads)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 
 import pytest
 
@@ -9,7 +10,7 @@ from peer.outer.state.outer_state import CHUNK
 from peer.protocol.lineage import Certificate
 from peer.protocol.records import parse_json
 from peer.protocol.wire import HistoryRequest, Kind
-from peer.swarm.catchup import history_server
+from peer.swarm.catchup import history_server, readers
 from peer.swarm.catchup.history_server import HistoryServer, history_name
 from peer.swarm.net.stream import WRITE_BYTES, StreamClosedError
 from peer.swarm.runtime.round_priority import RoundPriority
@@ -106,9 +107,47 @@ async def test_a_client_that_asks_nothing_is_dropped(serve, network):
     await asyncio.wait_for(stream.closed(), 5.0)
 
 
+@pytest.fixture
+def places(monkeypatch):
+    """Two for readers, one for each peer, and no time that a slow one is spared."""
+    monkeypatch.setattr(history_server, "READERS", 2)
+    monkeypatch.setattr(history_server, "READERS_PER_PEER", 1)
+    monkeypatch.setattr(readers, "SPARED_S", 0.0)
+
+
+@pytest.mark.usefixtures("places")
+async def test_one_of_the_readers_that_read_nothing_makes_room(serve, network):
+    run, server = await serve(numel=8 * CHUNK, rounds=1)  # more than the buffers of a stream hold
+    request = {"what": "update", "digest": run.history.chain[-1].link.update_digest}
+    strangers, newcomer = [network.node() for _ in range(2)], network.node()
+    held = []
+    for stranger in strangers:
+        held.append(await ask(stranger, server, **request))
+        assert (await held[-1].receive(LIMITS))[0] is Kind.DATA
+    again = await ask(strangers[0], server, **request)
+    assert (await again.receive(LIMITS))[0] is Kind.BUSY  # it holds its place
+    await answer(await ask(newcomer, server, **request))
+    ends = await asyncio.gather(*map(answer, held), return_exceptions=True)
+    assert sorted(isinstance(end, StreamClosedError) for end in ends) == [False, True]
+
+
+@pytest.mark.usefixtures("places")
+async def test_a_reader_that_reads_on_keeps_its_place(serve, network, monkeypatch):
+    monkeypatch.setattr(readers, "AT_LEAST_BYTES_S", 0)
+    run, server = await serve(numel=8 * CHUNK, rounds=1)
+    request = {"what": "update", "digest": run.history.chain[-1].link.update_digest}
+    held = [await ask(network.node(), server, **request) for _ in range(2)]
+    for stream in held:
+        assert (await stream.receive(LIMITS))[0] is Kind.DATA
+    third = network.node()
+    assert (await (await ask(third, server, **request)).receive(LIMITS))[0] is Kind.BUSY
+    for stream in held:
+        await answer(stream)
+    assert await answer(await ask(third, server, **request))
+
+
 async def test_joiners_that_take_snapshots_do_not_block_each_others_chains(serve, network, tmp_path, monkeypatch):
-    monkeypatch.setattr(history_server, "SERVED_AT_ONCE", 2)
-    monkeypatch.setattr(history_server, "BULK_STREAMS", 2)
+    monkeypatch.setitem(history_server.BULK_READERS, False, 2)
     network.retime(busy_retry_s=0.01)
     run, server = await serve(numel=CHUNK, rounds=1)  # a chunk is more than the buffers of a stream hold
     joiners = [Joiner(network, tmp_path / str(number), numel=CHUNK) for number in range(3)]
@@ -119,8 +158,38 @@ async def test_joiners_that_take_snapshots_do_not_block_each_others_chains(serve
         assert_same(joiner, run)
 
 
+async def test_a_reader_that_asks_for_no_more_chunks_makes_room(serve, network, monkeypatch):
+    monkeypatch.setitem(history_server.BULK_READERS, False, 2)
+    monkeypatch.setattr(readers, "IDLE_S", 0.0)
+    run, server = await serve()
+    request = {"what": "chunks", "digest": run.state.lineage_id, "indexes": (0,)}
+    held = [await ask(network.node(), server, **request) for _ in range(2)]
+    for stream in held:
+        assert (await stream.receive(LIMITS))[0] is Kind.DATA
+    newcomer = await ask(network.node(), server, **request)
+    assert (await newcomer.receive(LIMITS))[0] is Kind.DATA
+    await asyncio.wait_for(held[0].closed(), 5.0)
+    for stream in (held[1], newcomer):
+        stream.close()
+
+
+async def test_strangers_and_members_have_places_of_their_own(serve, network, monkeypatch):
+    monkeypatch.setattr(history_server, "BULK_READERS", {True: 1, False: 1})
+    monkeypatch.setattr(readers, "IDLE_S", math.inf)
+    run, server = await serve()
+    stranger, member = network.node(), network.node()
+    server.strange = lambda peer_id: peer_id == stranger.peer_id
+    request = {"what": "chunks", "digest": run.state.lineage_id, "indexes": (0,)}
+    streams = [await ask(client, server, **request) for client in (stranger, member, stranger, member)]
+    kinds = [(await stream.receive(LIMITS))[0] for stream in streams]
+    assert kinds == [Kind.DATA, Kind.DATA, Kind.BUSY, Kind.BUSY]
+    for stream in streams:
+        stream.close()
+
+
 async def test_a_donor_says_that_it_is_busy(serve, network, monkeypatch):
-    monkeypatch.setattr(history_server, "BULK_STREAMS", 3)
+    monkeypatch.setitem(history_server.BULK_READERS, False, 3)
+    monkeypatch.setattr(readers, "IDLE_S", math.inf)
     run, server = await serve()
     request = {"what": "chunks", "digest": run.state.lineage_id, "indexes": (0,)}
     one, two = network.node(), network.node()
@@ -234,7 +303,7 @@ async def test_the_snapshot_of_another_state_is_not_here(serve, network):
 
 
 async def test_clients_that_do_not_read_lose_their_place(serve, network, tmp_path, monkeypatch):
-    monkeypatch.setattr(history_server, "BULK_STREAMS", 1)
+    monkeypatch.setitem(history_server.BULK_READERS, False, 1)
     network.retime(frame_timeout_s=0.2)
     network.retime(busy_retry_s=0.01)
     run, server = await serve(numel=CHUNK, rounds=1)

@@ -137,7 +137,7 @@ async def test_a_donor_serves_the_files_of_the_manifest_and_no_others(swarm):
 
 
 async def test_a_peer_that_does_not_read_holds_only_its_places(swarm, monkeypatch):
-    monkeypatch.setattr(history_server, "BULK_STREAMS_PER_PEER", 1)
+    monkeypatch.setattr(history_server, "BULK_READERS_PER_PEER", 1)
     node, _ = await swarm.donor(*CONTENTS)
     slow = swarm._network.node()
     held = await slow.open(node.peer_id, history_name(RUN), "history")

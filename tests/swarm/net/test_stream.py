@@ -226,10 +226,9 @@ async def test_a_failing_handler_drops_its_own_stream_only(network, caplog):
     assert "dropped a stream: bad bytes" in caplog.text
 
 
-async def test_one_peer_cannot_hold_all_streams(network, monkeypatch):
-    monkeypatch.setattr(node_module, "MAX_STREAMS_PER_PEER", 2)
-    monkeypatch.setattr(node_module, "MAX_STREAMS", 3)
-    server, greedy, second, third = (network.node() for _ in range(4))
+async def answering(network):
+    """-> (a node, a function: the stream of another node that it answers on, None where it has no place for it)."""
+    server = network.node()
 
     async def handler(stream):
         await stream.send(Kind.END)
@@ -244,6 +243,54 @@ async def test_one_peer_cannot_hold_all_streams(network, monkeypatch):
         return stream
 
     await server.serve("name", "round", handler)
+    return server, admitted
+
+
+async def test_strangers_hold_no_place_of_those_that_take_part(network, monkeypatch):
+    monkeypatch.setattr(node_module, "MAX_OF_STRANGERS", 2)
+    server, admitted = await answering(network)
+    *strangers, member = (network.node() for _ in range(4))
+    server.strange = lambda peer_id: peer_id != member.peer_id
+    assert [await admitted(one) is not None for one in (*strangers, member)] == [True, True, True, True]
+
+
+async def test_a_stranger_that_has_said_something_keeps_its_place(network, monkeypatch):
+    monkeypatch.setattr(node_module, "MAX_OF_STRANGERS", 2)
+    server, heard = network.node(), []
+    server.strange = lambda _: True
+
+    async def handler(stream):
+        heard.append(await stream.receive({Kind.REQUEST: 0}))
+        await stream.send(Kind.END)
+        await stream.closed()
+
+    await server.serve("name", "round", handler)
+
+    async def opened(says):
+        stream = await network.node().open(server.peer_id, "name", "round")
+        if not says:
+            return stream
+        await stream.send(Kind.REQUEST)
+        try:
+            assert (await asyncio.wait_for(stream.receive({Kind.END: 0}), 5.0))[0] is Kind.END
+        except StreamClosedError:
+            return None
+        return stream
+
+    talks, silent = await opened(says=True), await opened(says=False)
+    assert talks is not None
+    assert await opened(says=True) is not None
+    with pytest.raises(StreamClosedError):
+        await silent.receive({Kind.END: 0})
+    assert await opened(says=True) is None  # both have said what they want
+    assert len(heard) == 2
+
+
+async def test_one_peer_cannot_hold_all_streams(network, monkeypatch):
+    monkeypatch.setattr(node_module, "MAX_STREAMS_PER_PEER", 2)
+    monkeypatch.setattr(node_module, "MAX_STREAMS", 3)
+    server, admitted = await answering(network)
+    greedy, second, third = (network.node() for _ in range(3))
     held = [await admitted(greedy), await admitted(greedy)]
     assert None not in held
     assert await admitted(greedy) is None

@@ -104,7 +104,8 @@ def test_who_lacks_what_no_other_delays_names_no_member_that_delayed_it(stage, c
 async def test_a_member_is_not_heard_saying_the_word_that_another_ended_the_group_with():
     """It waits in the next round, and its stream ends as the group does."""
     found, spoken = await buffers(), list[str]()
-    owner = SimpleNamespace(on_words=lambda _, remote, __: spoken.append(remote), on_break=lambda _: None)
+    owner = SimpleNamespace(on_words=lambda _, remote, __: spoken.append(remote), on_break=lambda _: None,
+                            on_ahead=lambda *_: None)  # fmt: skip
     group = PersistentGroup(found, "9" * 64, lambda *_: None, owner, STANDARD)
     joined = asyncio.Event()
 

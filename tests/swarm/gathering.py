@@ -45,6 +45,10 @@ class PlainDirectory:
         self.peers = {}
         self.later = {}
         self.fresh = True
+        self.silent = set()
+
+    def made_within(self, seconds):  # noqa: ARG002
+        return self.peers.keys() - self.silent
 
     async def refresh(self):
         self.peers.update(self.later)

@@ -72,9 +72,7 @@ class Follower:
             stream, kind, body = first
             if kind is Kind.STATUS:
                 parse_json(StatusMessage, body)
-                patience_s = self._longest_wait_s
-                async with stream.within(patience_s, "formed no group"):
-                    kind, body = await _answer(stream, patience_s, self._node)
+                kind, body = await self._patiently(stream, began)
             reject = parse_json(RejectMessage, body) if kind is Kind.REJECT else None
         except StreamClosedError as error:
             self._leave(leader, error, began)
@@ -98,7 +96,7 @@ class Follower:
         """
         before, seconds = self._wasted_by(leader), self._clock() - began
         self._wasted[leader] = before + seconds, self._rosters.rounds_of(leader)
-        if seconds > self._rounds.straggler_wait_s + self._support_s:
+        if seconds > self._rounds.straggler_wait_s + self._support_s(leader, seconds):
             self._me.cost(leader, seconds)
         if before > self._node.timing.wasted_s and self._membership.others_than(leader) + 1 >= self._rounds.min_group:
             log.info("leader %s has formed no group, and cost this peer %.0f s or more", leader, before)
@@ -112,16 +110,32 @@ class Follower:
         self._membership.disbelieve(leader, self._node.timing.nonsense_s)
         return RoundAborted("match", said, culprit=leader)
 
-    @property
-    def _longest_wait_s(self) -> float:
-        """The longest wait at a leader: that of the slowest group that can form there."""
-        window_s = (2.0 - LAST_CALL) * self._rounds.straggler_wait_s
-        return window_s + 2 * self._node.timing.solo_patience_s + self._support_s
+    async def _patiently(self, stream: FrameStream, began: float) -> tuple[Kind, bytes]:
+        """A leader's answer, after the longest wait of the slowest group that can form there; raises StreamClosedError.
 
-    @property
-    def _support_s(self) -> float:
-        """How much longer a leader may wait, for peers that have just gone: only where too few of them are left."""
-        left = {self._node.peer_id, *self._membership.expected()}
+        Args:
+            began: when this peer came to it.
+        """
+        timing, window_s = self._node.timing, (2.0 - LAST_CALL) * self._rounds.straggler_wait_s
+        patience_s = window_s + 2 * timing.solo_patience_s
+        answer = asyncio.ensure_future(_answer(stream, patience_s + timing.support_s, self._node))
+        try:
+            await asyncio.wait({answer}, timeout=patience_s)
+            if not answer.done() and (more_s := self._support_s(stream.remote, self._clock() - began)):
+                patience_s += more_s
+                await asyncio.wait({answer}, timeout=more_s)
+            if not answer.done():
+                raise StreamTimeoutError(stream.remote, f"formed no group for {patience_s:g} s")
+            return answer.result()
+        finally:
+            await cancel_and_wait([answer])
+
+    def _support_s(self, leader: str, waited_s: float) -> float:
+        """How much longer a leader may wait, for peers that have just gone: only where too few of them are left. The
+        directory shows a peer for a while after its end: only those count that announced themselves during this wait.
+        """
+        recent = self._directory.made_within(waited_s)
+        left = {self._node.peer_id, leader, *(peer_id for peer_id in self._membership.expected() if peer_id in recent)}
         return 0.0 if self._me.followed(left) else self._node.timing.support_s
 
     async def _hand_in(self, leader: str, sealed: bytes) -> tuple[FrameStream, Kind, bytes]:

@@ -101,10 +101,12 @@ class Directory:
     @property
     def fresh(self) -> bool:
         """Whether a peer announced itself recently; false after a suspend, or when this machine lost the others."""
+        return bool(self.made_within(self._node.timing.fresh_s))
+
+    def made_within(self, seconds: float) -> set[str]:
+        """The peers whose record was made in the last `seconds`, by their clocks: they are there now."""
         now = self._clock()
-        made = (record.expires_at - PEER_TTL_S for record in self.peers.values())
-        fresh_s = self._node.timing.fresh_s
-        return any(now - fresh_s < at < now + fresh_s for at in made)
+        return {p for p, r in self.peers.items() if abs(now - (r.expires_at - PEER_TTL_S)) < seconds}
 
     async def refresh(self) -> None:
         """Read all records of the run once; if the DHT does not answer, those that are here stay until they expire."""

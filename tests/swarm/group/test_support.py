@@ -8,6 +8,8 @@ import time
 import pytest
 
 from peer.outer.policy.straggler import Quorum, WaitAll
+from peer.swarm.runtime.timing import STANDARD
+from peer.system.clock import boot_clock
 from tests.swarm.gathering import gather, names, together, until
 
 pytestmark = pytest.mark.usefixtures("brisk")
@@ -59,12 +61,16 @@ async def test_a_round_of_too_few_begins_once_the_others_had_time_to_come_back(n
     assert (waited_s >= 0.6) == isinstance(straggler, WaitAll)  # of an asynchronous recipe few make each round
 
 
-async def test_members_stay_with_a_leader_that_waits_for_those_that_have_gone(network):
+@pytest.mark.parametrize("shown", [False, True], ids=["not in sight", "still in the directory"])
+async def test_members_stay_with_a_leader_that_waits_for_those_that_have_gone(network, shown):
     network.retime(support_s=2.5)  # without it, members leave after a second
     leader, early, dead = await gather(network, 3, wait=0.5)
     leader.needed = early.needed = frozenset({dead.peer_id})
-    for member in (leader, early):
-        del member.directory.peers[dead.peer_id]
+    del leader.directory.peers[dead.peer_id]
+    if shown:  # a record outlives its peer
+        early.directory.silent.add(dead.peer_id)
+    else:
+        del early.directory.peers[dead.peer_id]
     follower, handed_in = early.matchmaker._follower, []
     hand_in = follower._hand_in
 
@@ -76,3 +82,14 @@ async def test_members_stay_with_a_leader_that_waits_for_those_that_have_gone(ne
     groups = await together(leader.match(), early.match())
     assert [names(group) for group in groups] == [{leader.peer_id, early.peer_id}] * 2
     assert (len(handed_in), early.costs) == (1, [])
+
+
+@pytest.mark.parametrize("silent", [False, True])
+async def test_a_wait_costs_where_enough_others_announced_themselves_during_it(network, silent):
+    leader, member, other = await gather(network, 3, wait=2.0)
+    member.needed = frozenset({other.peer_id})
+    member.directory.silent |= {other.peer_id} if silent else set()
+    member.matchmaker._follower._waste(leader.peer_id, boot_clock() - 3.0)
+    assert [(peer_id, round(seconds)) for peer_id, seconds in member.costs] == ([] if silent else [(leader.peer_id, 3)])
+    member.matchmaker._follower._waste(leader.peer_id, boot_clock() - 2.0 - STANDARD.support_s - 1.0)
+    assert member.costs[-1][0] == leader.peer_id  # longer than any leader may wait

@@ -48,6 +48,9 @@ class Records:
 
     reachable = peers
 
+    def made_within(self, seconds):  # noqa: ARG002
+        return {peer.node.peer_id for peer in self._owner.everybody if peer is not self._owner and not peer.silent}
+
     async def refresh(self):
         """They are new already."""
 
@@ -154,11 +157,11 @@ async def rounds_of(identities, folder, factor, silent, rounds):
     try:
         for peer in everybody:
             await peer.start()
-        for peer in everybody:
-            peer.node.spawn(peer.run())
+        running = [peer.node.spawn(peer.run()) for peer in everybody]
         speaking = [peer for peer in everybody if peer.number != silent]
         while min(peer.store.state.round for peer in speaking) < rounds:
             await asyncio.sleep(factor * 1.0)
+            assert not any(task.done() for task in running)
             if not everybody[silent].silent and everybody[silent].store.state.round >= SILENT_AFTER:
                 await everybody[silent].fall_silent(network)
         events.sort(key=lambda event: (round(event[0] / factor, 6), event[1]))

@@ -93,3 +93,15 @@ def test_whole_manifests_in_pages_are_valid() -> None:
                 RunManifest.model_validate(document)
                 found += 1
     assert found
+
+
+def test_every_stream_that_a_peer_answers_is_in_the_table_of_the_security_page() -> None:
+    """A new handler needs a row: who is answered, how much is read, and whose places it takes."""
+    files = (file for folder in ("peer/swarm", "peer/protocol", "bootstrap") for file in (ROOT / folder).rglob("*.py"))
+    sources = [file.read_text() for file in files]
+    named = {name for text in sources for name in re.findall(r'"atoll/(?:\{[^}]+\}/)?([a-z-]+)"', text)}
+    records = {"peers", "checkpoints", "reports"}  # keys of the DHT
+    page = (ROOT / "docs/security.md").read_text()
+    rows = page.split("| stream | who is answered |")[1].split("\n\n")[0].splitlines()[2:]
+    listed = [name for row in rows for name in re.findall(r"`([a-z-]+)`", row.split("|")[1])]
+    assert sorted(listed) == sorted(named - records)

@@ -21,6 +21,7 @@ from peer.swarm.group.leader import wait_for
 from peer.swarm.group.lobby import join_name
 from peer.swarm.group.local_peer import LocalPeer
 from peer.swarm.group.membership import Membership
+from peer.swarm.group.pace import RoundPace
 from peer.swarm.group.roster import RosterAuthority
 from peer.swarm.net.directory import Directory
 from peer.swarm.net.node import Node
@@ -40,14 +41,16 @@ class Follower:
     Args:
         rosters: checks rosters, within the run's group limits and waiting times.
         me, membership: this peer as seen by itself, and the peers that it believes to be live.
+        pace: how long a round waits for its members.
     """
 
     def __init__(
         self, node: Node, directory: Directory, rosters: RosterAuthority, me: LocalPeer, membership: Membership,
-        invites: Invites,
+        invites: Invites, pace: RoundPace,
     ) -> None:  # fmt: skip
         self._node, self._directory, self._rosters, self._rounds = node, directory, rosters, rosters.rounds
         self._me, self._membership, self._invites, self._clock = me, membership, invites, node.clock
+        self._pace = pace
         self._followed_unknown = False
         self._wasted: BoundedMap[str, tuple[float, int]] = BoundedMap(MAX_WASTEFUL)
 
@@ -83,7 +86,10 @@ class Follower:
             if stream is not None:
                 stream.close()
         if reject is None:
-            return self._accept(body, sealed, join, leader)
+            group = self._accept(body, sealed, join, leader)
+            if self._pace.hurries:
+                self._charge(leader, self._clock() - began, self._longest_wait_s)
+            return group
         await self._heed(reject, leader, began)
         return None
 
@@ -96,11 +102,15 @@ class Follower:
         """
         before, seconds = self._wasted_by(leader), self._clock() - began
         self._wasted[leader] = before + seconds, self._rosters.rounds_of(leader)
-        if seconds > self._rounds.straggler_wait_s + self._support_s(leader, seconds):
-            self._me.cost(leader, seconds)
+        self._charge(leader, seconds, self._rounds.straggler_wait_s)
         if before > self._node.timing.wasted_s and self._membership.others_than(leader) + 1 >= self._rounds.min_group:
             log.info("leader %s has formed no group, and cost this peer %.0f s or more", leader, before)
             self._membership.disbelieve(leader, min(before, self._node.timing.longest_disbelief_s))
+
+    def _charge(self, leader: str, seconds: float, limit_s: float) -> None:
+        """A leader owes a wait that was longer than this, and than it had to be for peers that have just gone."""
+        if seconds > limit_s + self._support_s(leader, seconds):
+            self._me.cost(leader, seconds)
 
     def _wasted_by(self, leader: str) -> float:
         return self._wasted.get(leader, (0.0, 0))[0]
@@ -111,13 +121,13 @@ class Follower:
         return RoundAborted("match", said, culprit=leader)
 
     async def _patiently(self, stream: FrameStream, began: float) -> tuple[Kind, bytes]:
-        """A leader's answer, after the longest wait of the slowest group that can form there; raises StreamClosedError.
+        """A leader's answer, after the longest wait and time to answer; raises StreamClosedError.
 
         Args:
             began: when this peer came to it.
         """
-        timing, window_s = self._node.timing, (2.0 - LAST_CALL) * self._rounds.straggler_wait_s
-        patience_s = window_s + 2 * timing.solo_patience_s
+        timing = self._node.timing
+        patience_s = self._longest_wait_s + timing.solo_patience_s
         answer = asyncio.ensure_future(_answer(stream, patience_s + timing.support_s, self._node))
         try:
             await asyncio.wait({answer}, timeout=patience_s)
@@ -129,6 +139,11 @@ class Follower:
             return answer.result()
         finally:
             await cancel_and_wait([answer])
+
+    @property
+    def _longest_wait_s(self) -> float:
+        """For the slowest group of an honest leader, which may contribute at the end of the window, and be slow."""
+        return (2.0 - LAST_CALL) * self._rounds.straggler_wait_s + self._node.timing.solo_patience_s
 
     def _support_s(self, leader: str, waited_s: float) -> float:
         """How much longer a leader may wait, for peers that have just gone: only where too few of them are left. The

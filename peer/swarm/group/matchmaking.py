@@ -51,7 +51,7 @@ class Matchmaker:
         self._returning = ReturnNotice(node, self._invites)
         self._pace = RoundPace(straggler, tokens_between, rosters.rounds.straggler_wait_s, node.clock)
         self._leader = Leader(node, rosters, me, self.membership, self._lobby, self._invites, self._pace)
-        self._follower = Follower(node, directory, rosters, me, self.membership, self._invites)
+        self._follower = Follower(node, directory, rosters, me, self.membership, self._invites, self._pace)
 
     async def start(self) -> None:
         await self._node.serve(join_name(self._rosters.run_id), "round", self._lobby.on_join)

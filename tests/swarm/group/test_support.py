@@ -93,3 +93,13 @@ async def test_a_wait_costs_where_enough_others_announced_themselves_during_it(n
     assert [(peer_id, round(seconds)) for peer_id, seconds in member.costs] == ([] if silent else [(leader.peer_id, 3)])
     member.matchmaker._follower._waste(leader.peer_id, boot_clock() - 2.0 - STANDARD.support_s - 1.0)
     assert member.costs[-1][0] == leader.peer_id  # longer than any leader may wait
+
+
+@pytest.mark.parametrize("late_s", [0.5, 3.0])
+async def test_a_group_that_its_leader_forms_late_costs(network, late_s):
+    network.retime(solo_patience_s=1.0)
+    leader, member = await gather(network, 2, wait=1.0)  # 2.25 s are free, and members stay for 3.25
+    began, waiting = boot_clock(), asyncio.ensure_future(member.match())
+    await until(lambda: len(leader.matchmaker._lobby) and boot_clock() >= began + late_s)
+    await together(leader.match(), waiting)
+    assert [peer_id for peer_id, _ in member.costs] == ([leader.peer_id] if late_s == 3.0 else [])

@@ -1,8 +1,11 @@
-"""The streams of peers that no round has seen. Identities are free: where all places are taken, silence makes room."""
+"""The streams of peers that no round has seen. Identities are free: where all places are taken, silence makes room, and
+then the peer that holds the most.
+"""
 
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator
 
 from peer.swarm.net.stream import FrameStream
@@ -33,12 +36,15 @@ class StrangerStreams:
             self._leave(stream)
 
     def _make_room(self) -> bool:
-        """End the oldest stream on which nothing was said so far."""
-        silent = next((each for each in self._streams if not each.heard), None)
-        if silent is not None:
-            silent.close()
-            self._leave(silent)
-        return silent is not None
+        """End the oldest stream on which nothing was said so far, else the oldest one of the peer that has the most."""
+        (most, held), *_ = Counter(each.remote for each in self._streams).most_common(1)
+        silent = (each for each in self._streams if not each.heard)
+        crowded = (each for each in self._streams if each.remote == most and held > 1)
+        leaves = next(silent, None) or next(crowded, None)
+        if leaves is not None:
+            leaves.close()
+            self._leave(leaves)
+        return leaves is not None
 
     def _leave(self, stream: FrameStream) -> None:
         self._streams = [each for each in self._streams if each is not stream]

@@ -300,3 +300,30 @@ async def test_one_peer_cannot_hold_all_streams(network, monkeypatch):
     while server._streams.held(greedy.peer_id) == 2:
         await asyncio.wait(network.tasks, timeout=0.01)
     assert await admitted(greedy) is not None
+
+
+async def test_the_stranger_with_the_most_streams_makes_room_for_one_that_has_none(network, monkeypatch):
+    monkeypatch.setattr(node_module, "MAX_OF_STRANGERS", 4)
+    server, node = network.node(), network.node()
+    server.strange = lambda _: True
+
+    async def handler(stream):
+        await stream.receive({Kind.REQUEST: 0})
+        await stream.send(Kind.END)
+        await stream.closed()
+
+    await server.serve("name", "round", handler)
+
+    async def opened(node):
+        stream = await node.open(server.peer_id, "name", "round")
+        await stream.send(Kind.REQUEST)
+        assert (await asyncio.wait_for(stream.receive({Kind.END: 0}), 5.0))[0] is Kind.END
+        return stream
+
+    crowd = [await opened(node) for _ in range(4)]
+    others = [await opened(network.node()) for _ in range(3)]
+    for stream in crowd[:3]:
+        with pytest.raises(StreamClosedError):
+            await asyncio.wait_for(stream.receive({Kind.END: 0}), 5.0)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(others[0].receive({Kind.END: 0}), 0.1)

@@ -19,7 +19,6 @@ from peer.swarm.runtime.admission import Admission
 from peer.swarm.runtime.round_priority import RoundPriority
 from peer.swarm.trust.judge import reduction_of
 
-AT_ONCE = 2
 ASKS_OF_ONE = 4  # in one round: an honest member asks once, and again where results differ
 MAX_ASKING = 256
 KEPT_BYTES = 16 * 2**20  # of payloads before the last exchange: small rounds end before a member can ask
@@ -46,7 +45,7 @@ class AuditServer:
         self._heard: ReducedShards | None = None
         self._joins: tuple[str, int, Mapping[str, bytes]] = ("", 0, {})
         self._asked: Counter[str] = Counter()
-        self._serving = Admission(AT_ONCE, per_peer=1)
+        self._serving = Admission(MAX_ASKING, ASKS_OF_ONE)  # a member that does not read takes no place of another
 
     async def start(self) -> None:
         await self._node.serve(audit_name(self._run_id), "audit", self._on_stream)
@@ -94,7 +93,8 @@ class AuditServer:
         with self._serving.of(remote) as admitted:
             if admitted and not asked_enough:
                 self._asked[remote] += 1
-                await self._show(stream, request)
+                async with stream.within(self._node.timing.audit_timeout_s, "did not take what it asked for"):
+                    await self._show(stream, request)
                 await stream.send(Kind.END, timeout_s=self._node.timing.frame_timeout_s)
                 return
         await stream.send(Kind.BUSY, timeout_s=self._node.timing.frame_timeout_s)

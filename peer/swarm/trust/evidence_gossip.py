@@ -25,6 +25,7 @@ from peer.swarm.trust.verdict import ElsewhereError, NoEvidenceError
 log = logging.getLogger(__name__)
 HEARD_AT_ONCE = 2
 OFFERS_A_MINUTE = 6  # of one peer
+MAX_MEMBERS = 64  # of a group: each has a place of its own, whatever the others say
 TOLD_AT_MOST = 32  # peers to which one peer offers the evidence against one offender; each forwards it
 REMEMBERED = 4096
 
@@ -51,7 +52,9 @@ class EvidenceGossip:
         self._strikes, self._strange, self._on_found = strikes, strange, on_found
         self._name = f"atoll/{judge.run_id[:16]}/evidence"
         self._told: BoundedMap[tuple[str, str], None] = BoundedMap(REMEMBERED)
-        self._hearing = {strange: Admission(HEARD_AT_ONCE, per_peer=1) for strange in (True, False)}
+        places = {True: HEARD_AT_ONCE, False: MAX_MEMBERS}
+        self._hearing = {strange: Admission(total, per_peer=1) for strange, total in places.items()}
+        self._reading = Admission(HEARD_AT_ONCE, per_peer=1)  # payloads, which take memory
         self._offers: ExpiringMap[str, int] = ExpiringMap(node.clock, node.timing.offers_window_s)
 
     async def start(self) -> None:
@@ -117,7 +120,7 @@ class EvidenceGossip:
             longest_s = self._node.timing.evidence_answer_s
             _, body = await stream.receive({Kind.EVIDENCE: MAX_EVIDENCE_BYTES}, timeout_s=longest_s)
             async with stream.within(self._node.timing.offer_timeout_s, "did not show the evidence"):
-                await self._hear(stream, parse_json(Evidence, body))
+                return await self._hear(stream, parse_json(Evidence, body))
         except ElsewhereError as error:  # offered again later: this peer may reach that lineage
             log.info("%s offers evidence that this peer cannot judge: %s", remote, error)
             return Kind.BUSY
@@ -131,18 +134,26 @@ class EvidenceGossip:
             self._offers[remote] = offers + 1
         return offers < OFFERS_A_MINUTE
 
-    async def _hear(self, stream: FrameStream, evidence: Evidence) -> None:
+    async def _hear(self, stream: FrameStream, evidence: Evidence) -> Kind:
         needed = await asyncio.to_thread(self._judge.needs, evidence)
-        payloads: list[Payload] | None = None
-        if needed:
-            if isinstance(evidence.finding, Reduction) and evidence.finding.reducer in self._bans:
-                return
+        if not needed:
+            return await self._weigh(stream.remote, evidence, None)
+        if isinstance(evidence.finding, Reduction) and evidence.finding.reducer in self._bans:
+            return Kind.END
+        with self._reading.of(stream.remote) as admitted:
+            if not admitted:
+                return Kind.BUSY
             await stream.send(Kind.REQUEST)
             payloads = [(await stream.receive({Kind.DATA: size}, exact=True))[1] for size in needed]
+            return await self._weigh(stream.remote, evidence, payloads)
+
+    async def _weigh(self, remote: str, evidence: Evidence, payloads: Sequence[Payload] | None) -> Kind:
+        """Judge it, payloads included. Raises NoEvidenceError."""
         verdict = await asyncio.to_thread(self._judge.judge, evidence, payloads)
-        self.knows(stream.remote, verdict.culprit)
+        self.knows(remote, verdict.culprit)
         if not self._bans.convicts(verdict.culprit):
-            self._on_found(Conviction(verdict, evidence, payloads), stream.remote)
+            self._on_found(Conviction(verdict, evidence, payloads), remote)
+        return Kind.END
 
 
 def _read(path: Path, sizes: Sequence[int]) -> list[bytes]:

@@ -301,3 +301,27 @@ async def test_a_reducer_that_does_not_answer_is_refused_after_three_audits_and_
     assert one.guard.refuses(silent.peer_id)
     assert not one.guard.banned(silent.peer_id)
     assert "not shown" in one.guard.notes()[-1]
+
+
+async def test_members_that_do_not_read_what_they_asked_for_take_no_place_of_another(network, tmp_path):
+    """Else two of them made an honest reducer look as if it did not answer."""
+    circle = await Circle(network, 6, numel=3000, elements=512, folder=tmp_path).start()
+    await circle.round()
+    reducer, _, *greedy = circle.seats
+    unread = asyncio.Event()
+
+    async def show(stream, request):
+        if stream.remote in {seat.peer_id for seat in greedy}:
+            unread.set()
+            await asyncio.Event().wait()
+        await shown(stream, request)
+
+    server = reducer.guard._audit_server
+    shown, server._show = server._show, show
+    for seat in greedy:
+        for _ in range(ASKS_OF_ONE):
+            stream = await seat.node.open(reducer.peer_id, audit_name(RUN), "audit")
+            request = AuditRequest(what="slice", of=heard(circle, 1).sitting.id.hex(), slice_index=0)
+            await stream.send_message(Kind.REQUEST, request)
+    await asyncio.wait_for(unread.wait(), 5.0)
+    assert (await audit(circle, 1, 0, 0)).outcome == "right"

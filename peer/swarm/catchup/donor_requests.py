@@ -21,7 +21,7 @@ from peer.swarm.catchup.partial_file import PartialFile
 from peer.swarm.net.node import BULK_BYTES, Node
 from peer.swarm.net.preopened import PreopenedStream
 from peer.swarm.net.request import open_request
-from peer.swarm.net.stream import FrameStream, StreamClosedError
+from peer.swarm.net.stream import FrameStream, StreamClosedError, StreamTimeoutError
 from peer.swarm.state.snapshot_file import chunk_lengths
 
 LATEST = 2**53 - 1
@@ -83,7 +83,7 @@ class DonorRequests:
                     patience.reschedule(until + len(links) / LEAST_LINK_RATE)
         except TimeoutError:
             reason = f"sent {len(links)} links in {self._node.timing.claim_s:g} s and more"
-            raise StreamClosedError(donor, reason) from None
+            raise StreamTimeoutError(donor, reason) from None
         return links
 
     async def update(self, donor: str, certificate: Certificate, state: OuterState) -> bytearray | None:

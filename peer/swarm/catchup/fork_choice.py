@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -26,7 +27,7 @@ from peer.swarm.catchup.patience import Patience
 from peer.swarm.catchup.tip_agreement import UndecidedError, members_of, most_named
 from peer.swarm.net.directory import Directory
 from peer.swarm.net.node import Node
-from peer.swarm.net.stream import StreamClosedError
+from peer.swarm.net.stream import StreamClosedError, StreamTimeoutError
 from peer.swarm.runtime.expiring import ExpiringSet
 from peer.swarm.runtime.tasks import cancel_and_wait, staggered
 from peer.swarm.state.store import StateStore
@@ -63,6 +64,7 @@ class ForkChoice:
 
     Attributes:
         caught_up_at: when it last did, by the node's clock.
+        introducers: the peers whose addresses a person gave: of strangers they are asked first.
     """
 
     def __init__(
@@ -71,13 +73,14 @@ class ForkChoice:
     ) -> None:  # fmt: skip
         self._node, self._directory, self._store = node, directory, store
         self._host, self._trainer = host, trainer
-        self._queue = DonorQueue()
+        self._queue, self.introducers = DonorQueue(), frozenset[str]()
         self._turned_down: ExpiringSet[str] = ExpiringSet(node.clock, node.timing.not_heavier_s)
         self.fetcher = HistoryClient(node, run_id, store.history.folder, rules.limits, self._accuse)
         self.scout = ChainScout(self.fetcher.requests, run_id, rules, store.history)
         self.missed = LateCommits(node.peer_id)
         self.caught_up_at = float("-inf")
         self._preferred: tuple[str, Sequence[Certificate]] | None = None
+        self._lots = random.SystemRandom()
         self._patience = Patience(node.timing, node.clock, store.position)
 
     def local_state(self) -> LocalState:
@@ -140,7 +143,11 @@ class ForkChoice:
         self._patience.look(self._store.position)
         claims = self.scout.claims(self._directory.reachable, self._queue.distrusted, lost=not self._store.valid)
         wanted = self._queue.first(claims)
-        return sorted(wanted, key=lambda donor: not self.scout.has_say(donor))  # a stranger's claim comes last
+        known = [donor for donor in wanted if self.scout.has_say(donor)]
+        strangers = [donor for donor in wanted if not self.scout.has_say(donor)]  # their claims come last
+        lots = self._lots.sample(strangers, len(strangers))  # what they claim costs them nothing
+        turns = (donor for pair in zip(strangers, lots, strict=True) for donor in pair)
+        return list(dict.fromkeys([*known, *filter(self.introducers.__contains__, strangers), *turns]))
 
     async def _examine(self, donor: str) -> None:
         """Look at one claim; `donors` keeps the outcome. A claim that is not shown is not looked at for a while."""
@@ -170,8 +177,8 @@ class ForkChoice:
     def _left(self, donor: str, error: Exception) -> None:
         log.info("donor %s left: %s", donor, in_words(error))
         # its record stays for a while: asking again would spin
-        timing = self._node.timing
-        self._queue.distrust(donor, timing.silent_donor_s if isinstance(error, TimeoutError) else timing.unreachable_s)
+        timing, silent = self._node.timing, isinstance(error, TimeoutError | StreamTimeoutError)
+        self._queue.distrust(donor, timing.silent_donor_s if silent else timing.unreachable_s)
 
     async def _look(self, donor: str) -> Sequence[Certificate]:
         record = self._directory.reachable.get(donor)

@@ -288,3 +288,19 @@ async def test_a_peer_without_a_valid_state_makes_no_round(network, run, tmp_pat
     rounds.store.valid = True
     await asyncio.wait_for(running, 5.0)
     assert began == ["a contribution"]
+
+
+async def test_what_strangers_claim_keeps_a_newcomer_from_no_donor(network, run, tmp_path):
+    """Claims cost nothing: of 40 the heaviest, half of the looks go by lot, and the first to whom a person named."""
+    rounds = rounds_at_genesis(network, tmp_path, run, [], Identity.generate())
+    honest, named, *crowd = (Identity.generate().peer_id for _ in range(42))
+    records = standing_at(run, [honest, named, *crowd])
+    for peer_id in crowd:
+        records[peer_id] = records[peer_id].model_copy(update={"lineage_weight": 10**9})
+    rounds._directory.peers = rounds._directory.reachable = records
+    rounds._fork_choice.introducers = frozenset({named})
+    tries = [rounds._fork_choice._claims() for _ in range(400)]
+    assert {one[0] for one in tries} == {named}
+    assert {frozenset(one) for one in tries} == {frozenset(records)}
+    early = sum(honest in one[:11] for one in tries) / len(tries)  # as many as one attempt asks
+    assert 0.05 < early < 0.25  # 5 of 42

@@ -89,6 +89,9 @@ class Itself:
     def persistent_members(self):
         return self.members
 
+    def newcomer(self, peer_id):
+        return peer_id in self._member.newcomers
+
     def refuses(self, peer_id):  # noqa: ARG002
         return False
 
@@ -114,7 +117,7 @@ class Member:
         self.position = Position(5, PARENT, 100)
         self.halfway = True
         self.due_in_s, self.training, self.hurried, self.nudges = 0.0, True, asyncio.Event(), []
-        self.costs = []
+        self.costs, self.newcomers = [], frozenset()
         self.needed, self.asked = frozenset(), []  # others follow rounds of these alone
         rosters = RosterAuthority(node.identity, RUN, rounds, WeightRule(nominal_tokens=NOMINAL))
         self.itself = Itself(self, client)

@@ -57,10 +57,11 @@ class Follower:
     def begin(self) -> None:
         """Start looking for the group of another round: forgive the leaders that have been in one since."""
         self._followed_unknown = False
-        for leader, (_, rounds) in list(self._wasted.items()):
+        for leader, (seconds, rounds) in list(self._wasted.items()):
             if rounds != self._rosters.rounds_of(leader):
                 del self._wasted[leader]
-                self._membership.believe(leader)
+                if seconds > self._node.timing.wasted_s:  # else it is disbelieved for something else
+                    self._membership.believe(leader)
 
     async def follow(self, leader: str, sealed: bytes, join: JoinMessage) -> Group | None:
         """Wait at a leader; None means: look again (the leader is dead, follows another, or disbanded)."""
@@ -102,7 +103,7 @@ class Follower:
         """
         before, seconds = self._wasted_by(leader), self._clock() - began
         self._wasted[leader] = before + seconds, self._rosters.rounds_of(leader)
-        self._charge(leader, seconds, self._rounds.straggler_wait_s)
+        self._charge(leader, seconds, self._window_s)
         if before > self._node.timing.wasted_s and self._membership.others_than(leader) + 1 >= self._rounds.min_group:
             log.info("leader %s has formed no group, and cost this peer %.0f s or more", leader, before)
             self._membership.disbelieve(leader, min(before, self._node.timing.longest_disbelief_s))
@@ -142,8 +143,13 @@ class Follower:
 
     @property
     def _longest_wait_s(self) -> float:
-        """For the slowest group of an honest leader, which may contribute at the end of the window, and be slow."""
-        return (2.0 - LAST_CALL) * self._rounds.straggler_wait_s + self._node.timing.solo_patience_s
+        """For the slowest group of an honest leader, which may be slow to contribute."""
+        return self._window_s + self._node.timing.solo_patience_s
+
+    @property
+    def _window_s(self) -> float:
+        """The longest of a leader that contributes at the end of the straggler window."""
+        return (2.0 - LAST_CALL) * self._rounds.straggler_wait_s
 
     def _support_s(self, leader: str, waited_s: float) -> float:
         """How much longer a leader may wait, for peers that have just gone: only where too few of them are left. The
@@ -191,9 +197,9 @@ class Follower:
 
     async def _heed(self, reject: RejectMessage, leader: str, began: float) -> None:
         position = self._me.position()
-        if reject.reason == "behind":
-            if reject.lineage_id and heavier(reject.weight, reject.lineage_id, position.weight, position.lineage_id):
-                self._me.nudge(leader, reject.lineage_id)
+        there = reject.lineage_id or ""
+        if reject.reason == "behind" and heavier(reject.weight, there, position.weight, position.lineage_id):
+            self._me.nudge(leader, there)
             self._waste(leader, began)  # unless its round is found
             raise RoundAborted("match", f"{leader} is at round {reject.round}", culprit=leader, behind=True)
         elsewhere = reject.leader if reject.reason == "follow" else None

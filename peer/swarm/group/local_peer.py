@@ -56,6 +56,9 @@ class LocalPeer(Protocol):
     def persistent_members(self) -> frozenset[str]:
         """The members of the persistent group; empty if there is none."""
 
+    def newcomer(self, peer_id: str) -> bool:
+        """Whether a peer is in probation although others are not: the same for all that are at one lineage id."""
+
     def refuses(self, peer_id: str) -> bool:
         """Whether that peer gets no seat in groups with this one."""
 

@@ -44,8 +44,8 @@ class Membership:
         return [peer_id for peer_id in there if not self._me.refuses(peer_id)]
 
     def leader(self) -> str:
-        """The lowest hash among this peer and those that are known to be at its lineage id; no client, unless there are
-        only clients.
+        """The lowest hash among this peer and those that are known to be at its lineage id: no client, and none that is
+        in probation, unless there are no others.
         """
         lineage_id, known = self._me.position().lineage_id, self._known()
         peers = self._directory.peers
@@ -150,5 +150,6 @@ class Membership:
         lineage_id, companions = self._companions
         return companions if lineage_id == self._me.position().lineage_id else frozenset()
 
-    def _rank(self, peer_id: str) -> bytes:
-        return hashlib.sha256(f"{self._run_id} leads {peer_id}".encode()).digest()
+    def _rank(self, peer_id: str) -> tuple[bool, bytes]:
+        """Identities are free: those that have made few rounds lead no others."""
+        return self._me.newcomer(peer_id), hashlib.sha256(f"{self._run_id} leads {peer_id}".encode()).digest()

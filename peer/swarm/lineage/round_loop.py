@@ -28,7 +28,7 @@ from peer.swarm.lineage.lookout import Lookout
 from peer.swarm.lineage.retry import RetryPolicy
 from peer.swarm.loop import RoundLoop, RunContext, read_directory
 from peer.swarm.round.exchange import Exchange
-from peer.swarm.round.giving_up import StalledError
+from peer.swarm.round.giving_up import Lack, StalledError
 from peer.swarm.round.strategy_choice import strategies_of
 from peer.swarm.state.store import StateStore
 from peer.swarm.trust.guard import guard_of
@@ -66,6 +66,7 @@ class LineageRounds(RoundLoop[StateStore]):
             node.timing.least_round_s(recipe.fewest_steps, manifest.rounds.straggler_wait_s),
         )  # fmt: skip
         self._fork_choice = ForkChoice(node, directory, manifest.run_id, rules, store, self, context.trainer)
+        self._fork_choice.introducers = frozenset(context.introducers)
         self._retry = RetryPolicy(
             node, directory, self._matchmaker, self._fork_choice, self.slot, context.rng
         )
@@ -92,6 +93,9 @@ class LineageRounds(RoundLoop[StateStore]):
             bool(self._unsupported) and members >= self._unsupported
         )
 
+    def newcomer(self, peer_id: str) -> bool:
+        return self._rosters.newcomer(peer_id)
+
     def refuses(self, peer_id: str) -> bool:
         return self._guard.refuses(peer_id)
 
@@ -102,6 +106,8 @@ class LineageRounds(RoundLoop[StateStore]):
         self._exchange.group_streams.expect(group)
 
     def decline(self, group: Group, abort: RoundAborted) -> None:
+        if not isinstance(abort, StalledError) and abort.culprit is not None:  # else the others would blame this peer
+            abort = StalledError(abort, Lack("stream", frozenset({abort.culprit})))
         self._exchange.group_streams.decline(group, abort)
 
     def on_return(self, peer_id: str) -> None:
@@ -287,13 +293,12 @@ class LineageRounds(RoundLoop[StateStore]):
         self._matchmaker.included(group)
         if self._exchange.group_streams.gave_up(group):
             late = RoundAborted("match", "the roster came too late: the others have given the round up", group.leader)
-            self.decline(group, late)
+            self.decline(group, StalledError(late, Lack("roster", frozenset({group.leader}))))
             raise late
         if (objection := self._guard.objection(group.others, ", and has a seat in that group")) is not None:
             self._guard.meet(group.others)  # its leader does not know yet
             self.decline(group, objection)
-            if isinstance(objection, StalledError):
-                self._guard.cost(self._matchmaker.membership.leader(), self._node.timing.least_waste_s)
+            self._guard.stalls.seated(group.leader, str(objection.culprit))
             raise objection
         roster = frozenset({self._node.peer_id, *group.others})
         self._unsupported = frozenset() if self._fork_choice.scout.followed(roster) else roster

@@ -193,3 +193,40 @@ async def test_a_padded_join_gets_no_seat(network):
     stream = await padded.hand_in(leader, sealed)
     await asyncio.wait_for(stream.closed(), 5.0)
     assert not leader.matchmaker.anybody_waiting
+
+
+async def test_identities_in_probation_lead_none_that_have_taken_part(network):
+    """Whoever makes enough keys has the lowest hash."""
+    lowest, second, *_ = members = await gather(network, 4)
+    for member in members:
+        member.newcomers = frozenset({lowest.peer_id})
+    assert {member.matchmaker.membership.leader() for member in members} == {second.peer_id}
+    for member in members:
+        member.newcomers = frozenset(each.peer_id for each in members)
+    assert {member.matchmaker.membership.leader() for member in members} == {lowest.peer_id}
+
+
+@pytest.mark.parametrize("lineage_id", [PARENT, "f" * 64])
+async def test_who_says_behind_without_a_heavier_lineage_is_asked_no_more_for_a_while(network, lineage_id):
+    """To look for the round that it claims would take seconds."""
+
+    async def claims(stream, _):
+        await stream.send_message(
+            Kind.REJECT, RejectMessage(reason="behind", leader=None, round=5, lineage_id=lineage_id, weight=7)
+        )
+
+    _, honest = await byzantine_and_honest(network, claims)
+    groups = await asyncio.wait_for(together(*(one.match() for one in honest)), 10.0)
+    assert [names(group) for group in groups] == [{one.peer_id for one in honest}] * 2
+    assert [one.nudges for one in honest] == [[], []]
+
+
+async def test_a_round_does_not_make_a_false_claim_forgotten(network, monkeypatch):
+    leader, member, _ = await gather(network, 3)
+    one, seen = member.matchmaker._follower, {}
+    monkeypatch.setattr(one._rosters, "_seen", lambda: seen)
+    one._waste(leader.peer_id, boot_clock() - 1.0)
+    one._membership.disbelieve(leader.peer_id, STANDARD.unproven_s)
+    seen[leader.peer_id] = 1
+    one.begin()
+    assert one._membership.disbelieves(leader.peer_id)

@@ -49,7 +49,7 @@ class Seat:
             node.identity, RUN, ROUNDS, WeightRule(nominal_tokens=NOMINAL),
             allotter=Allotter(recipe, fragments, node.peer_id, tokens_per_s=lambda: self.tokens / 2.0),
         )  # fmt: skip
-        self.calls = 0
+        self.calls, self.live = 0, ()
         self.chain = []
         self.recomputer = Recomputer(fragments, recipe, lambda: self.chain)
         judge = Judge(RUN, self.recomputer)
@@ -71,8 +71,8 @@ class Seat:
         """A peer is banned."""
 
     def live_peers(self):
-        """None but the members of its group."""
-        return ()
+        """Whom the directory shows."""
+        return self.live
 
     def called(self):
         self.calls += 1
@@ -97,6 +97,8 @@ class Circle:
         """
         written = written or ReduceFormat(numel, compressor(codec), elements or SLICE)
         self.seats = [Seat(network.node(), index, numel, written, recipe, folder) for index in range(count)]
+        for seat in self.seats:
+            seat.live = tuple(other.peer_id for other in self.seats if other is not seat)
         self._joins = None
 
     async def start(self):

@@ -16,7 +16,7 @@ from peer.outer.policy.straggler import StragglerPolicy, WaitAll
 from peer.outer.round import Due, Group, RoundAborted
 from peer.protocol.lineage import Position
 from peer.swarm.group.follower import Follower
-from peer.swarm.group.invites import Invites
+from peer.swarm.group.invites import LAST_CALL, Invites
 from peer.swarm.group.leader import Leader
 from peer.swarm.group.lobby import Lobby, join_name
 from peer.swarm.group.local_peer import LocalPeer
@@ -145,10 +145,10 @@ class Matchmaker:
 
     def gathering(self) -> None:
         """Another member of the persistent group is ready: contribute within the straggler window, as a leader asks."""
-        position, window_s = self._me.position(), self._rosters.rounds.straggler_wait_s
+        position, last_call_s = self._me.position(), LAST_CALL * self._rosters.rounds.straggler_wait_s
         self._lobby.hurry_if_halfway()
         # and again: the trainer's last report may be older than the round, and it may not have merged it yet
-        asyncio.get_running_loop().call_later(window_s, self._hurry_at, position)
+        asyncio.get_running_loop().call_later(last_call_s, self._hurry_at, position)
 
     def _hurry_at(self, position: Position) -> None:
         if self._me.position() == position:

@@ -212,7 +212,6 @@ class Exchange:
                 unread = RoundAborted("commit", f"{peer_id} did not take all in time", peer_id)
                 lack = Lack("stream", frozenset({peer_id}))
                 self._group.give_up(self._words.gives_up(self._group, unread, lack, self._clock() - now))
-                self._observer.cost(peer_id, self._clock() - now)
 
     async def release(self, group: Group, abort: RoundAborted | None, position: Position | None = None) -> None:
         """End the round. After an abort, tell the others at once, so that none waits for the deadline.
@@ -275,7 +274,8 @@ class Exchange:
 
     def _overtaken(self, weakly: Callable[[], RoundBuffers | None]) -> None:
         buffers = weakly()
-        if buffers is not None and buffers is self._buffers and buffers.lacks("reduced"):
+        made = buffers is not None and buffers.own.seal.done()  # no member makes the round without it
+        if buffers is not None and buffers is self._buffers and made and buffers.lacks("reduced"):
             buffers.overtake(self._clock())
 
     def on_words(self, persistent: PersistentGroup, remote: str, message: AbortMessage) -> None:

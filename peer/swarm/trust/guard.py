@@ -57,6 +57,7 @@ def guard_of(
     judge = Judge(rosters.run_id, Recomputer(store.state.fragments, recipe, lambda: store.history.chain))
     folder, priority = store.history.folder / "bans", store.snapshot_cache.priority
     guard = Guard(node, judge, folder, host, rosters, priority)
+    guard.fewest = rosters.rounds.min_group
     guard.uninvited = lambda peer_id: directory.gate.void(peer_id) if directory.gate is not None else ""
     node.refuses = directory.banned = guard.banned
     node.strange = guard.strange
@@ -72,6 +73,7 @@ class Guard:
 
     Attributes:
         uninvited: why the invitation of a peer is void; empty: it is not.
+        fewest: peers of which the run makes a round.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class Guard:
         self._banning = asyncio.Lock()
         self._notes: list[str] = []
         self.uninvited: Callable[[str], str] = lambda _: ""
+        self.fewest = 2
 
     async def start(self) -> None:
         await self._audit_server.start()
@@ -107,21 +110,31 @@ class Guard:
 
     def banned(self, peer_id: str) -> bool:
         """Whether this peer is neither served nor listened to: by evidence, or since its invitation is void."""
-        return peer_id in self.bans or bool(self.uninvited(peer_id))
+        noted = peer_id in self.bans and (self.bans.convicts(peer_id) or self.strange(peer_id))
+        return noted or bool(self.uninvited(peer_id))
 
     def refuses(self, peer_id: str) -> bool:
         """Whether it gets no seat: it is banned, or broke the protocol or stalled recently."""
-        return self.banned(peer_id) or self.strikes.refuses(peer_id) or self.stalls.refuses(peer_id)
+        if self.banned(peer_id) or self.strikes.refuses(peer_id):
+            return True
+        return self.stalls.refuses(peer_id) and self._enough_others()
 
-    def objection(self, members: Iterable[str], where: str = "") -> RoundAborted | None:
+    def _enough_others(self) -> bool:
+        """Whether those that do not stall are enough for a round: else this peer would only wait for them to pass."""
+        others = (peer_id for peer_id in self._host.live_peers() if not self.stalls.refuses(peer_id))
+        return sum(1 for _ in others) + 1 >= self.fewest
+
+    def objection(self, members: Iterable[str], where: str = "") -> StalledError | None:
         """Why this peer is in no round with these: one is banned, or stalls, as most members have seen."""
         for peer_id in sorted(members):
             if self.banned(peer_id):
                 why = self.uninvited(peer_id) or "is banned"
-                return RoundAborted("match", f"{peer_id} {why}{where}", peer_id)
-            if self.stalls.shuns(peer_id):
-                abort = RoundAborted("match", f"{peer_id} stalls{where}", peer_id)
-                return StalledError(abort, Lack("stream", frozenset({peer_id})))
+            elif self.stalls.shuns(peer_id) and self._enough_others():
+                why = "stalls"
+            else:
+                continue
+            abort = RoundAborted("match", f"{peer_id} {why}{where}", peer_id)
+            return StalledError(abort, Lack("stream", frozenset({peer_id})))
         return None
 
     def second_thought(self, members: Iterable[str]) -> RoundAborted | None:

@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import itertools
 import logging
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Set
+from types import MappingProxyType
 from typing import Protocol
 
 from peer.swarm.round.giving_up import Lack
@@ -64,6 +66,7 @@ class StallBook:
         self._refused: ExpiringSet[str] = ExpiringSet(clock)
         self._shunned: ExpiringSet[str] = ExpiringSet(clock)
         self._news: set[str] = set()
+        self._told: ExpiringSet[Peers] = ExpiringSet(clock, timing.dispute_s)
         self._fresh_wait = 0.0
         self._missed = 0
         self._numbers = itertools.count()
@@ -79,6 +82,14 @@ class StallBook:
     def shuns(self, peer_id: str) -> bool:
         """Whether a leader that gives it a seat must know better: most members refuse it, and for long."""
         return peer_id in self._shunned
+
+    def seated(self, leader: str, peer_id: str) -> None:
+        """A leader has given a seat to a peer that most refuse. It may not have been there; once told, it knows."""
+        if self.shuns(peer_id):
+            pair = frozenset({leader, peer_id})
+            if pair in self._told:
+                self.cost(leader, self._timing.least_waste_s)
+            self._told.add(pair)
 
     def take_news(self) -> set[str]:
         """The peers that are refused since this was last asked."""
@@ -166,10 +177,12 @@ class StallBook:
             words: the same of the others, as they say.
         """
         group, said = frozenset(members), {**words, self._own_id: waited}
-        for stage, late in waited.late:
-            for peer_id, seconds in late.items() if len(group) >= FEWEST else ():
-                failure = FailedRound(next(self._numbers), group, seconds + self._timing.least_waste_s)
-                failure.long(peer_id, stage, said)
+        for peer_id in sorted(group) if len(group) >= FEWEST else ():
+            seconds = {stage: late[peer_id] for stage, late in waited.late if peer_id in late}
+            if seconds:  # late at both stages: that is one failure
+                lost_s = sum(seconds.values()) + self._timing.least_waste_s
+                failure = FailedRound(next(self._numbers), group, lost_s)
+                failure.long(peer_id, max(seconds, key=seconds.__getitem__), said)
                 self._judge(failure)
 
     def rejoined(
@@ -245,12 +258,13 @@ class StallBook:
         """
         opponents = {peer_id for pair in pairs if self._own_id in pair for peer_id in pair - {self._own_id}}
         elsewhere_s = self._debts.elsewhere_s(pairs) if not cut else {}
+        quarrels = Counter(peer_id for pair in pairs for peer_id in pair)
         loss = failure.loss(alone=cut)
         for pair in sorted(pairs, key=sorted):
             how = "was long" if failure.committed else "failed"
             log.warning("a round %s between %s: %.1f s were lost", how, " and ".join(sorted(pair)), loss.seconds)
-            losers = self._losers(pair, opponents)
-            again = not failure.committed and any(map(self._standing.newcomer, losers))
+            losers = self._losers(pair, opponents, quarrels)
+            again = not failure.committed and any(map(self._standing.newcomer, losers - {self._own_id}))
             self._refuse(losers - {self._own_id}, self._charge(pair, loss, elsewhere_s.get(pair, 0.0), again=again))
         self._remember(pairs if not cut else ())
 
@@ -259,16 +273,21 @@ class StallBook:
             if len(self._disputes) < MAX_REMEMBERED:
                 self._disputes.add(pair, max(self._timing.dispute_s, self._debts.left_s(pair)))
 
-    def _losers(self, pair: Peers, opponents: Set[str]) -> Peers:
-        """Which of a pair this peer leaves out, perhaps itself; `opponents`: with whom it is in dispute just now."""
+    def _losers(self, pair: Peers, opponents: Set[str], quarrels: Mapping[str, int]) -> Peers:
+        """Which of a pair this peer leaves out, perhaps itself.
+
+        Args:
+            opponents: with whom it is in dispute just now.
+            quarrels: in how many pairs each is.
+        """
         if self._own_id in pair or not pair.isdisjoint(opponents):  # of what this peer saw it refuses no other
             return pair & {*opponents, self._own_id}
-        return self._least(pair)
+        return self._least(pair, quarrels)
 
-    def _least(self, peers: Peers) -> Peers:
-        """Those of them that the chain knows least."""
-        least = min(map(self._standing.rounds_of, peers), default=0)
-        return frozenset(each for each in peers if self._standing.rounds_of(each) == least)
+    def _least(self, peers: Peers, quarrels: Mapping[str, int] = MappingProxyType({})) -> Peers:
+        """Those of them that the chain knows least; of those, the ones in most pairs, if that differs."""
+        keys = {each: (self._standing.rounds_of(each), -quarrels.get(each, 0)) for each in peers}
+        return frozenset(each for each, key in keys.items() if key == min(keys.values()))
 
     def _charge(self, peers: Peers, loss: Loss, elsewhere_s: float = 0.0, *, again: bool) -> float:
         """Add to a debt. -> seconds of refusal. A peer in probation has no first time: identities are free."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from peer.swarm.round.lateness import Waited
 from peer.swarm.runtime.timing import STANDARD
 from peer.swarm.trust.debts import FACTOR
-from tests.swarm.trust.stalled import HONEST, LIAR, LOST_S, Books
+from tests.swarm.trust.stalled import FOUR, HONEST, LIAR, LOST_S, Books
 
 BETWEEN_S = 1.0  # from the end of a long round to the next one's begin
 COST_S = LOST_S + STANDARD.least_waste_s  # of one that is late: a group forms again
@@ -100,3 +101,14 @@ def test_of_two_members_none_is_to_blame():
     for _ in range(4):
         books.long(a="contribution x")
     assert books.refused() == set()
+
+
+def test_who_is_late_at_both_stages_of_a_round_was_late_once():
+    books = Books(*HONEST)
+    late = {LIAR: 3.0}
+    for owner, book in books.books.items():
+        said = Waited(dict.fromkeys(late, 0.0), dict.fromkeys(late, 0.0))
+        book.waited(FOUR, Waited(late, late), {other: said for other in HONEST if other != owner})
+        assert books.refused(owner) == set()
+        debt_s = FACTOR * (3.0 + 3.0 + STANDARD.least_waste_s)
+        assert book._debts.left_s(frozenset({LIAR})) == pytest.approx(debt_s)

@@ -143,3 +143,34 @@ def test_no_number_of_failures_fills_the_memory():
     assert len(book._failures) == GROUPS_KEPT
     assert len(book._debts) <= MAX_REMEMBERED
     assert len(book._disputes) <= MAX_REMEMBERED
+
+
+def test_a_leader_that_seats_a_shunned_peer_owes_it_only_once_it_was_told():
+    books = Books("a")
+    (book,) = books.books.values()
+    for _ in range(2):
+        books.fail(**dict.fromkeys(HONEST, "contribution x"))
+    assert book.shuns(LIAR)
+    book.seated("b", LIAR)
+    assert book._debts.left_s(frozenset({"b"})) == 0.0
+    book.seated("c", LIAR)  # another leader was not there either
+    assert book._debts.left_s(frozenset({"c"})) == 0.0
+    book.seated("b", LIAR)
+    assert book._debts.left_s(frozenset({"b"})) == pytest.approx(FACTOR * STANDARD.least_waste_s)
+    book.seated("b", "c")  # which nobody shuns
+    assert book._debts.left_s(frozenset({"b"})) == pytest.approx(FACTOR * STANDARD.least_waste_s)
+
+
+def test_a_leader_leaves_out_the_one_that_several_members_decline():
+    """Of equal standing, the one that explains several disputes."""
+    books = Books("h", members=("h", "f", "g", "x"))
+    for _ in range(2):
+        books.fail(1.0, f="stream x", g="stream x")
+    assert books.refused("h") == {"x"}
+
+
+def test_a_newcomer_refuses_no_old_member_at_the_first_time():
+    books = Books("a", "x", members=("a", "x"), x=3)
+    books.fail(a="contribution x", x="contribution a")
+    assert books.refused("x") == set()
+    assert books.refused("a") == {"x"}

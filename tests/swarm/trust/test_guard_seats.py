@@ -1,0 +1,62 @@
+"""Whom a guard gives a seat although its books refuse it, and what it says of those that it does not."""
+
+from __future__ import annotations
+
+import pytest
+
+from peer.outer.round import RoundAborted
+from peer.swarm.lineage.round_loop import LineageRounds
+from peer.swarm.round.giving_up import Lack, StalledError
+from peer.swarm.trust.verdict import Verdict
+from tests.swarm.circle import Circle
+
+
+@pytest.mark.parametrize(("count", "fewest", "refuses"), [(4, 2, True), (3, 2, True), (3, 3, False), (2, 2, False)])
+async def test_who_stalls_is_refused_where_the_others_are_enough_for_a_round(network, tmp_path, count, fewest, refuses):
+    """Else two peers that are there, and would make a round, wait for minutes."""
+    circle = await Circle(network, count, folder=tmp_path).start()
+    one, other, *_ = circle.seats
+    one.guard.fewest = fewest
+    one.guard.stalls.cost(other.peer_id, 10.0, again=True)
+    one.guard.stalls._shunned.add(other.peer_id, 60.0)
+    assert one.guard.stalls.refuses(other.peer_id)
+    assert one.guard.refuses(other.peer_id) == refuses
+    assert (one.guard.objection([other.peer_id]) is not None) == refuses
+
+
+async def test_who_does_not_count_for_a_round_is_not_enough(network, tmp_path):
+    circle = await Circle(network, 3, folder=tmp_path).start()
+    one, *others = circle.seats
+    for other in others:
+        one.guard.stalls.cost(other.peer_id, 10.0, again=True)
+    assert not any(one.guard.refuses(other.peer_id) for other in others)
+
+
+async def test_evidence_against_a_stranger_counts_until_it_has_taken_part(network, tmp_path):
+    """Its peer would decline every group with it, and could not say why to the others."""
+    circle = await Circle(network, 3, folder=tmp_path).start()
+    one, other, _ = circle.seats
+    one.guard.bans.note(Verdict(other.peer_id, "lied"))
+    objection = one.guard.objection([other.peer_id])
+    assert isinstance(objection, StalledError)
+    assert objection.lack == Lack("stream", frozenset({other.peer_id}))  # so that the others know whom it declines
+    one.rosters._seen = lambda: {other.peer_id: 1}
+    assert not one.guard.banned(other.peer_id)
+    assert one.guard.objection([other.peer_id]) is None
+
+
+def test_a_plain_reason_to_decline_names_its_culprit(monkeypatch):
+    said = []
+
+    class Streams:
+        group_streams = property(lambda self: self)
+
+        def decline(self, _, abort):
+            said.append(abort)
+
+    rounds = LineageRounds.__new__(LineageRounds)
+    monkeypatch.setattr(rounds, "_exchange", Streams(), raising=False)
+    rounds.decline(None, RoundAborted("match", "x left while the roster was sent", "x"))
+    assert [(type(abort), abort.lack, abort.culprit) for abort in said] == [
+        (StalledError, Lack("stream", frozenset({"x"})), "x")
+    ]

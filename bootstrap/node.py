@@ -87,10 +87,12 @@ async def start_bootstraps(
             raise UserError(f"run {manifest.name}: {error}", "shorten the manifest's model config") from None
         manifests.append(open_manifest(blob))
     await publish_manifests(node, {sealed.owner: sealed.blob for sealed in manifests}, rng)
-    return [
+    runs = [
         await _open_run(node, genesis, folder, sealed, archive)
         for (genesis, folder), sealed in zip(opened, manifests, strict=True)
     ]
+    node.strange = lambda peer_id: not any(run.directory.known(peer_id) for run in runs)
+    return runs
 
 
 async def _open_run(

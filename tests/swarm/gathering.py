@@ -47,6 +47,9 @@ class PlainDirectory:
         self.fresh = True
         self.silent = set()
 
+    def record(self, peer_id):
+        return self.peers.get(peer_id)
+
     def made_within(self, seconds):  # noqa: ARG002
         return self.peers.keys() - self.silent
 
@@ -97,6 +100,9 @@ class Itself:
 
     def cost(self, *what):
         self._member.costs.append(what)
+
+    def ahead(self):
+        return next((donor for donor, _ in self._member.nudges), None)
 
     def nudge(self, *claim):
         self._member.nudges.append(claim)

@@ -54,6 +54,8 @@ def rounds_at_genesis(network, folder, run, told, identity=None):
     directory = SimpleNamespace(
         peers={}, reachable={}, fresh=True, refresh=refresh, announce_soon=lambda: None, gate=None
     )
+    directory.record = lambda peer_id: directory.peers.get(peer_id)
+    directory.made_within = lambda _: set(directory.peers)
     context = RunContext(
         node=node, directory=directory, plan=replace(RunPlan.of(manifest), nominal_tokens=10_000),
         organiser=node.peer_id, trainer=SimpleNamespace(tell=told.append), rng=random.Random(1),

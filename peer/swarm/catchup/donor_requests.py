@@ -149,7 +149,7 @@ class DonorRequests:
         until, limits = clock() + longest_s, {Kind.META: MAX_MESSAGE_BYTES, Kind.BUSY: 0, Kind.END: 0}
         while kind is Kind.BUSY:
             if clock() > until:
-                raise StreamClosedError(stream.remote, f"has been writing its snapshot for {longest_s:g} s")
+                raise StreamTimeoutError(stream.remote, f"has been writing its snapshot for {longest_s:g} s")
             kind, body = await stream.receive(limits, timeout_s=self._node.timing.frame_timeout_s)
         if kind is Kind.END:
             raise CatchUpError(f"{stream.remote} has no snapshot")

@@ -9,7 +9,11 @@ from dataclasses import dataclass
 
 from peer.outer.state.outer_state import OuterState
 from peer.protocol.records import PeerRecord
+from peer.swarm.runtime.expiring import BoundedMap
 from peer.swarm.state.chain import ChainStore
+
+MAX_SILENT = 1024
+MAX_DOUBLINGS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +39,7 @@ class DonorQueue:
 
     def __init__(self) -> None:
         self.distrusted: set[str] = set()
+        self._silent: BoundedMap[str, int] = BoundedMap(MAX_SILENT)
         self._nudged: dict[str, None] = {}
         self._nudge = asyncio.Event()
 
@@ -56,6 +61,16 @@ class DonorQueue:
         """Leave a donor alone for a while."""
         self.distrusted.add(donor)
         asyncio.get_running_loop().call_later(seconds, self.distrusted.discard, donor)
+
+    def distrust_silent(self, donor: str, seconds: float, longest_s: float) -> None:
+        """The same for one that does not answer, twice as long each time."""
+        times = self._silent.get(donor, 0)
+        self._silent[donor] = times + 1
+        self.distrust(donor, min(longest_s, seconds * 2.0 ** min(times, MAX_DOUBLINGS)))
+
+    def answered(self, donor: str) -> None:
+        """It answers again."""
+        self._silent.pop(donor, None)
 
     async def wait(self, timeout_s: float) -> None:
         """Return when another one is nudged, or after the timeout."""

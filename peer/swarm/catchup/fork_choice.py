@@ -167,6 +167,7 @@ class ForkChoice:
         except (TimeoutError, StreamClosedError) as error:
             self._left(donor, error)
             raise
+        self._queue.answered(donor)
         self._host.on_answer(donor)
         if not self.offer(donor, chain):
             new, timing = len(chain) - shared_links(self._store.history.chain, chain), self._node.timing
@@ -177,8 +178,11 @@ class ForkChoice:
     def _left(self, donor: str, error: Exception) -> None:
         log.info("donor %s left: %s", donor, in_words(error))
         # its record stays for a while: asking again would spin
-        timing, silent = self._node.timing, isinstance(error, TimeoutError | StreamTimeoutError)
-        self._queue.distrust(donor, timing.silent_donor_s if silent else timing.unreachable_s)
+        timing = self._node.timing
+        if isinstance(error, TimeoutError | StreamTimeoutError):
+            self._queue.distrust_silent(donor, timing.silent_donor_s, timing.distrust_s)
+        else:
+            self._queue.distrust(donor, timing.unreachable_s)
 
     async def _look(self, donor: str) -> Sequence[Certificate]:
         record = self._directory.reachable.get(donor)
@@ -217,8 +221,12 @@ class ForkChoice:
             self._report(CaughtUp(donor=None, replayed=replayed, snapshot_round=None), before, source="its own files")
         return replayed > 0
 
-    async def catch_up(self) -> bool:
-        """Follow another chain if the rule says so; True when the state changed."""
+    async def catch_up(self, patience_s: float | None = None) -> bool:
+        """Follow another chain if the rule says so; True when the state changed.
+
+        Args:
+            patience_s: for looks at what others claim; None: as long as those take.
+        """
         before, chain = self._store.position, self._store.history.chain
         self.missed.begin()
         timing, clock = self._node.timing, self._node.clock
@@ -230,10 +238,13 @@ class ForkChoice:
         if await self._follow_preferred(before, chain):
             return True
         calls = staggered(names, self._examine, timing.next_donor_s, timing.recheck_s)
-        async with contextlib.aclosing(calls) as answers:
-            async for _, answer in answers:
-                if answer.exception() is None and await self._follow_preferred(before, chain):
-                    return True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience_s) as patience, contextlib.aclosing(calls) as answers:
+                async for _, answer in answers:
+                    if answer.exception() is None and self.donors():
+                        patience.reschedule(None)
+                        if await self._follow_preferred(before, chain):
+                            return True
         if self._store.position == before:
             return False
         replayed = self._store.state.round - before.round  # a donor left half-way

@@ -51,12 +51,12 @@ class HistoryServer:
         self._node, self._run_id, self._history, self._snapshots = node, run_id, history, snapshots
         self._files = files
         # separate: a peer that downloads a snapshot asks for the chain meanwhile
-        frame_s, clock = node.timing.frame_timeout_s, node.clock
+        timing, clock = node.timing, node.clock
         self._readers = {
-            (what, strange): Readers(READERS, READERS_PER_PEER, frame_s, clock)
+            (what, strange): Readers(READERS, READERS_PER_PEER, timing, clock)
             for what in ("state", "chain", "update", "snapshot") for strange in (True, False)
         } | {
-            (what, strange): Readers(BULK_READERS[strange], BULK_READERS_PER_PEER, frame_s, clock, bulk=True)
+            (what, strange): Readers(BULK_READERS[strange], BULK_READERS_PER_PEER, timing, clock, bulk=True)
             for what in ("chunks", "file") for strange in (True, False)
         }  # fmt: skip
 

@@ -8,14 +8,12 @@ from dataclasses import dataclass
 
 from peer.protocol.wire import Kind
 from peer.swarm.net.stream import Between, FrameStream
+from peer.swarm.runtime.timing import Timing
 from peer.system.clock import Clock
 
 BUFFERED_BYTES = 1 << 20  # that are sent at once, whether or not the other end reads
-AT_LEAST_BYTES_S = 1 << 17  # slower than that, a reader makes room
-SPARED_S = 0.5  # so that what is short is read to its end
-AT_LEAST_IN_BULK_BYTES_S = 1 << 14  # honest ones share the line of a slow donor
-SPARED_IN_BULK_S = 10.0
-IDLE_S = 0.5  # that a reader may take to ask for more
+LEAST_RATE = 1 << 17  # bytes a second: slower than that, a reader makes room
+LEAST_BULK_RATE = 1 << 14  # honest ones share the line of a slow donor
 
 
 @dataclass
@@ -48,15 +46,13 @@ class Readers:
 
     Args:
         total, per_peer: places in all, and of one peer.
-        timeout_s: for each frame.
+        timing, clock: as of `Node`.
         bulk: what they read takes minutes.
     """
 
-    def __init__(self, total: int, per_peer: int, timeout_s: float, clock: Clock, *, bulk: bool = False) -> None:
-        self._total, self._per_peer, self._timeout_s, self._clock = total, per_peer, timeout_s, clock
-        self._spared_s, self._least_bytes_s = SPARED_S, AT_LEAST_BYTES_S
-        if bulk:
-            self._spared_s, self._least_bytes_s = SPARED_IN_BULK_S, AT_LEAST_IN_BULK_BYTES_S
+    def __init__(self, total: int, per_peer: int, timing: Timing, clock: Clock, *, bulk: bool = False) -> None:
+        self._total, self._per_peer, self._timing, self._clock = total, per_peer, timing, clock
+        self._bulk = bulk
         self._readers: list[Reader] = []
 
     @contextlib.contextmanager
@@ -66,7 +62,7 @@ class Readers:
         if own >= self._per_peer or (len(self._readers) >= self._total and not self._make_room()):
             yield None
             return
-        reader = Reader(stream, self._clock(), self._timeout_s)
+        reader = Reader(stream, self._clock(), self._timing.frame_timeout_s)
         self._readers.append(reader)
         try:
             yield reader
@@ -74,10 +70,13 @@ class Readers:
             self._leave(reader)
 
     def _make_room(self) -> bool:
-        now = self._clock()
-        idle = [each for each in self._readers if each.asked is not None and now - each.asked >= IDLE_S]
-        spared_s, least = self._spared_s, self._least_bytes_s
-        slow = [each for each in self._readers if each.stream.sending and now - each.began >= spared_s]
+        now, timing = self._clock(), self._timing
+        idle = [each for each in self._readers if each.asked is not None and now - each.asked >= timing.reader_idle_s]
+        spared_s, least = timing.reader_spared_s, LEAST_RATE
+        if self._bulk:
+            spared_s, least = timing.bulk_reader_spared_s, LEAST_BULK_RATE
+        waited = [each for each in self._readers if each.stream.sending or each.asked is not None]
+        slow = [each for each in waited if now - each.began >= spared_s]
         slow = sorted((each for each in slow if each.bytes_s(now) < least), key=lambda each: each.bytes_s(now))
         for reader in [*idle, *slow][:1]:
             reader.stream.close()

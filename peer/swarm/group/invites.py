@@ -20,6 +20,7 @@ from peer.swarm.net.stream import FrameStream, StreamClosedError
 from peer.swarm.runtime.tasks import cancel_and_wait
 
 log = logging.getLogger(__name__)
+MAX_STATUSES = 64  # of one invited peer
 LAST_CALL = 0.75  # of a leader's wait: a peer that is asked for its contribution then is still in time
 
 
@@ -40,9 +41,6 @@ class Invites:
 
     Args:
         rosters: of the run, whose straggler window counts.
-
-    Attributes:
-        behind: a peer that answered from a heavier lineage since this was last cleared.
     """
 
     def __init__(
@@ -52,7 +50,6 @@ class Invites:
         self._me, self._host, self._clock = me, host, node.clock
         self._window_s = rosters.rounds.straggler_wait_s
         self._moved, self._committed_at = asyncio.Event(), node.clock()
-        self.behind: str | None = None
         self._inviters: dict[FrameStream, str] = {}
         self._invited = asyncio.Event()
 
@@ -90,7 +87,9 @@ class Invites:
             await stream.send_message(Kind.INVITE, invite)
             status = await stream.receive_message(Kind.STATUS, StatusMessage, self._node.timing.probe_timeout_s)
             self._heed(peer_id, status)
-            while status.coming:
+            for _ in range(MAX_STATUSES):
+                if not status.coming:
+                    break
                 status = await stream.receive_message(Kind.STATUS, StatusMessage)  # it made a round without this peer
                 self._heed(peer_id, status)
         except StreamClosedError as error:
@@ -108,7 +107,6 @@ class Invites:
             self._membership.learn(peer_id)
             self._membership.hears_of(status.leader, status.lineage_id)
         elif heavier(status.weight, status.lineage_id, position.weight, position.lineage_id):
-            self.behind = peer_id
             self._me.nudge(peer_id, status.lineage_id)
         self._membership.changed.set()
 

@@ -103,7 +103,7 @@ class Leader:
         try:
             while True:
                 self._membership.changed.clear()
-                if (ahead := self._invites.behind) is not None:
+                if (ahead := self._me.ahead()) is not None:
                     raise RoundAborted("match", f"{ahead} is on a heavier lineage", culprit=ahead, behind=True)
                 if self._membership.leader() != self._node.peer_id:
                     await self._lobby.disband(self._membership.leader())

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from peer.protocol.wire import MAX_JOIN_BYTES, JoinMessage, Kind, RejectMessage, StatusMessage
+from peer.swarm.group.invites import LAST_CALL
 from peer.swarm.group.local_peer import LocalPeer
 from peer.swarm.group.membership import Membership
 from peer.swarm.group.roster import RosterAuthority
@@ -160,7 +161,8 @@ class Lobby:
             self.host.arrived()
         ended = asyncio.ensure_future(stream.closed())
         taken = asyncio.ensure_future(seat.taken.wait())
-        hurry = asyncio.get_running_loop().call_later(self._window_s, self._hurry_for, stream.remote, seat)
+        last_call_s = LAST_CALL * self._window_s
+        hurry = asyncio.get_running_loop().call_later(last_call_s, self._hurry_for, stream.remote, seat)
         period_s = self._node.timing.awake_period_s
         try:
             while not (ended.done() or taken.done()):
@@ -188,7 +190,7 @@ class Lobby:
             await self._send_away(seat, leader)
 
     def _hurry_for(self, peer_id: str, seat: WaitingMember) -> None:
-        """A member has waited a whole window and this leader is still not due: contribute the current progress."""
+        """A member has waited most of a window and this leader is still not due: contribute the current progress."""
         if self._taken.get(peer_id) is not seat or seat.join.parent != self._me.position().lineage_id:
             return
         if self.host.opens():

@@ -65,6 +65,9 @@ class LocalPeer(Protocol):
     def cost(self, peer_id: str, seconds: float) -> None:
         """That peer has cost this one so much time."""
 
+    def ahead(self) -> str | None:
+        """A peer whose chain has been looked at, and that this one shall follow: no claim alone holds up a round."""
+
     def nudge(self, donor: str, lineage_id: str) -> None:
         """A peer on a heavier lineage has shown itself: catch up from it."""
 

@@ -70,8 +70,8 @@ class Matchmaker:
 
     def newcomers(self, members: frozenset[str]) -> list[str]:
         """The peers for which a persistent group re-forms; if they do not fit, only occasionally: they alternate."""
-        wanted = (peer_id for peer_id in self._wanted() - members if self._has_place(members, peer_id))
-        return self._regrouping.among(wanted)
+        wanted = self._regrouping.among(self._wanted() - members)
+        return [peer_id for peer_id in wanted if self._has_place(members, peer_id)]
 
     def _has_place(self, members: frozenset[str], newcomer: str) -> bool:
         if self._regrouping.overdue():
@@ -170,7 +170,6 @@ class Matchmaker:
     async def match(self, due: Due) -> Group:
         """Find the group for this contribution; raises RoundAborted (no peer found, behind, or too few in time)."""
         position = self._me.position()
-        self._invites.behind = None
         self._follower.begin()
         join, sealed = self._rosters.join(position, due.tokens, ranges=due.ranges)
         started = self._node.clock()

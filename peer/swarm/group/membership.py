@@ -57,9 +57,9 @@ class Membership:
 
     def solitary(self, peer_id: str) -> bool:
         """Whether this peer is a client that no other client reaches, not even through a relay."""
-        if peer_id == self._own_id or peer_id not in self._directory.peers:
+        record = self._directory.record(peer_id) if peer_id != self._own_id else None
+        if record is None:
             return self.is_client(peer_id)
-        record = self._directory.peers[peer_id]
         return record.client and (not record.relayed or peer_id in self._doubted)
 
     def doubt_relay(self, peer_id: str) -> None:
@@ -71,7 +71,8 @@ class Membership:
         """Whether this peer accepts no connection, by its own account."""
         if peer_id == self._own_id:
             return self._me.client
-        return peer_id in self._directory.peers and self._directory.peers[peer_id].client
+        record = self._directory.record(peer_id)
+        return record is not None and record.client
 
     def learn(self, *peer_ids: str) -> None:
         """These have shown that they are at this lineage id."""
@@ -84,7 +85,7 @@ class Membership:
         Args:
             known: follow it as if it were known.
         """
-        listed = leader in self._directory.peers or leader == self._own_id
+        listed = leader == self._own_id or self._directory.record(leader) is not None
         met = known or leader in self.company
         if lineage_id == self._me.position().lineage_id and (listed or met):
             self.learn(leader)
@@ -114,7 +115,8 @@ class Membership:
         """Tokens a second that this peer claims to train; 0 where that is not known."""
         if peer_id == self._own_id:
             return self._me.slot.tokens_per_s
-        return self._directory.peers[peer_id].tokens_per_s if peer_id in self._directory.peers else 0.0
+        record = self._directory.record(peer_id)
+        return record.tokens_per_s if record is not None else 0.0
 
     def outranks(self, one: str, other: str) -> bool:
         """Whether `one` leads if both can."""

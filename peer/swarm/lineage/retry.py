@@ -106,13 +106,15 @@ class RetryPolicy:
         """Try for seconds, unless the peer that claims to be ahead has shown a chain that this one does not follow:
         several such peers, one after the other, would keep those apart who could make the next round together.
         """
+        clock = self._node.clock
+        until = clock() + BEHIND_TRIES * self._node.timing.recheck_s
         for _ in range(BEHIND_TRIES):
             if not self._fork_choice.donors():  # reading the directory takes seconds where one of its nodes sleeps
                 await self._directory.refresh()
-            if await self._fork_choice.catch_up():
+            if await self._fork_choice.catch_up(max(0.0, until - clock())):
                 self._slot.announce_anchor(self._fork_choice.missed.contributed)
                 return True
-            if culprit is not None and self._fork_choice.turned_down(culprit):
+            if clock() >= until or (culprit is not None and self._fork_choice.turned_down(culprit)):
                 return False
             await asyncio.sleep(self._node.timing.recheck_s)
         return False

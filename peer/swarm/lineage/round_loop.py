@@ -114,6 +114,9 @@ class LineageRounds(RoundLoop[StateStore]):
         """This peer asks for what it has missed: the next round waits for it, before the directory hears of it."""
         self._matchmaker.announced(peer_id)
 
+    def ahead(self) -> str | None:
+        return next(iter(self._fork_choice.donors()), None)
+
     def nudge(self, donor: str, lineage_id: str) -> None:
         self._fork_choice.nudge(donor, lineage_id)
         self.slot.work.set()

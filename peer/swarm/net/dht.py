@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -18,6 +19,7 @@ from hivemind.proto import dht_pb2
 from hivemind.utils import MSGPackSerializer
 from hivemind.utils.timed_storage import ValueWithExpiration
 
+from peer.errors import ProtocolError
 from peer.swarm.net.dht_validator import key_id
 from peer.swarm.net.record_store import MAX_ANSWER_BYTES, RecordStore
 
@@ -25,6 +27,8 @@ log = logging.getLogger(__name__)
 MAX_CALL_RECORDS = 32
 MAX_CALL_KEYS = 8
 MAX_BLACKLISTED = 4096
+MAX_RECORDS_TAKEN = 512  # of one answer
+MAX_REFUSED = 32  # of these: each costs the check of a signature
 
 
 def node_id_of(peer_id: str) -> DHTID:
@@ -118,9 +122,13 @@ class DHTProtocol(UnboundedProtocol):  # type: ignore[misc]  # its name is part 
         self.storage.churned += len(result.value)
         found = MSGPackSerializer.loads(result.value)
         if isinstance(found, DictionaryDHTValue):
-            for owner, (value, expires_at) in found.data.items():
+            refused = 0
+            for owner, (value, expires_at) in itertools.islice(found.data.items(), MAX_RECORDS_TAKEN):
                 if isinstance(owner, str) and isinstance(value, bytes):
-                    self.storage.put(key.to_bytes(), MSGPackSerializer.dumps(owner), value, expires_at, "")
+                    record = key.to_bytes(), MSGPackSerializer.dumps(owner), value, expires_at
+                    refused += not (self.storage.put(*record, "") or self.storage.valid(*record))
+                if refused > MAX_REFUSED:
+                    raise ProtocolError(f"more than {MAX_REFUSED} of its records are none")
 
     def _named(self, result: Any) -> dict[DHTID, PeerID]:
         """The nodes in an answer whose ids are those of their peer ids."""

@@ -71,11 +71,17 @@ class Directory:
     @property
     def peers(self) -> dict[str, PeerRecord]:
         """Verified, unexpired records by peer id, without this peer and the banned."""
-        now, own_id = self._clock(), self._node.peer_id
-        return {
-            p: r for p, r in self._records.items()
-            if r.expires_at > now and p != own_id and not self.banned(p) and not (self.gate and self.gate.void(p))
-        }
+        return {peer_id: record for peer_id, record in self._records.items() if self._shown(peer_id, record)}
+
+    def record(self, peer_id: str) -> PeerRecord | None:
+        """One of `peers`, which takes a while to build where there are hundreds."""
+        record = self._records.get(peer_id)
+        return record if record is not None and self._shown(peer_id, record) else None
+
+    def _shown(self, peer_id: str, record: PeerRecord) -> bool:
+        if record.expires_at <= self._clock() or peer_id == self._node.peer_id or self.banned(peer_id):
+            return False
+        return self.gate is None or not self.gate.void(peer_id)
 
     @property
     def reachable(self) -> dict[str, PeerRecord]:

@@ -22,6 +22,7 @@ from peer.swarm.runtime.expiring import BoundedMap
 
 EARLY_STREAMS = 64
 EARLY_STREAMS_OF_ONE = 2
+EARLY_STREAMS_OF_STRANGERS = 256  # one of each: also newcomers come early
 DECLINED_KEPT = ENDED_KEPT = 16
 TOLD_KEPT = 1024
 
@@ -39,7 +40,8 @@ class GroupStreams:
         self._node, self._words, self._group = node, words, persistent
         self._name = f"atoll/{run_id[:16]}/round"
         self._changed = asyncio.Condition()
-        self._early = {strange: Admission(EARLY_STREAMS, EARLY_STREAMS_OF_ONE) for strange in (True, False)}
+        strangers = Admission(EARLY_STREAMS_OF_STRANGERS, per_peer=1)
+        self._early = {True: strangers, False: Admission(EARLY_STREAMS, EARLY_STREAMS_OF_ONE)}
         self._declined: deque[str] = deque(maxlen=DECLINED_KEPT)
         self._expected: deque[str] = deque(maxlen=DECLINED_KEPT)
         self._told: BoundedMap[tuple[str, str], None] = BoundedMap(TOLD_KEPT)  # (group, peer): no roster of it is here
@@ -148,7 +150,8 @@ class GroupStreams:
 
         if not settled():
             places = self._early[self._node.strange(remote)]
-            with places.of(remote) as admitted:
+            expected = identifier in self._expected
+            with contextlib.nullcontext(True) if expected else places.of(remote) as admitted:
                 if not admitted:
                     raise ProtocolError(f"too many streams wait for unknown groups: {places.usage(remote)}")
                 for timeout_s in (self._node.timing.late_roster_s, self._node.timing.first_frame_s):

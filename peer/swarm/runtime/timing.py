@@ -90,8 +90,11 @@ class Timing:
     checkpoint_answer_s: float = _lasts(5.0, "for the newest checkpoint, or control record, of another node")
     checkpoint_period_s: float = _lasts(5.0, "between two reads of the checkpoints in the DHT")
     control_period_s: float = _lasts(2.0, "between two reads of the organiser's control record in the DHT")
+    reader_idle_s: float = _lasts(0.5, "that a reader may take to ask for more before it makes room")
+    reader_spared_s: float = _lasts(0.5, "of a slow reader before it makes room: what is short is read to its end")
+    bulk_reader_spared_s: float = _lasts(10.0, "the same where minutes are read")
     busy_period_s: float = _lasts(5.0, "between two words of a donor that it still writes its snapshot")
-    writing_s: float = _lasts(120.0, "for a donor to write its snapshot: gigabytes, while its rounds go first")
+    writing_s: float = _lasts(30.0, "for a donor to write its snapshot before another one is asked; it writes on")
     lease_s: float = _lasts(600.0, "without a certified part of leased data before another peer may take it over")
     tokenizer_patience_s: float = _lasts(60.0, "without a donor of the tokenizer's next file before a newcomer ends")
     watch_period_s: float = _lasts(0.25, "between two looks for a slow donor")
@@ -116,6 +119,7 @@ class Timing:
     soft_exchange_s: float = _lasts(5.0, "of an exchange at least, once it is known what exchanges take")
     late_roster_s: float = _lasts(1.0, "that a roster may come later than the first stream of its group")
     late_s: float = _lasts(1.0, "that one member may make the others wait, however short rounds are")
+    late_join_s: float = _lasts(0.4, "of the window to join, at its end, in which one that has not joined is late")
     min_sending_s: float = _lasts(2.0, "for a slow reader once there is a certificate, if the round was shorter")
     late_vote_s: float = _lasts(1.0, "after the deadline from which votes do not count: this machine has slept")
     abort_timeout_s: float = _lasts(1.0, "to tell a member that a round is given up")
@@ -139,7 +143,7 @@ class Timing:
     renewed_after_s: float = _lasts(30.0, "that several newcomers are given the same snapshot")
 
     # state
-    file_held_s: float = _lasts(10.0, "that a snapshot is kept after an offer or its last reader")
+    file_held_s: float = _lasts(30.0, "that a snapshot is kept after an offer or its last reader")
     longest_file_held_s: float = _lasts(600.0, "that it is kept at most, even while it is read")
 
     # trust

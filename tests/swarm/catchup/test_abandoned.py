@@ -14,6 +14,7 @@ from peer.protocol.identity import Identity
 from peer.protocol.lineage import Position
 from peer.protocol.records import PeerRecord
 from peer.swarm.catchup.chain_scout import NothingNewError
+from peer.swarm.catchup.donors import DonorQueue
 from peer.swarm.catchup.fork_choice import OF_STRANGERS, ForkChoice
 from peer.swarm.catchup.history_server import history_name
 from peer.swarm.runtime.tasks import cancel_and_wait
@@ -226,3 +227,13 @@ async def test_the_wait_is_longer_than_the_rounds_of_the_run(tmp_path, monkeypat
         assert await follows() == [stranger]
     finally:
         await network.close()
+
+
+def test_a_donor_that_stays_silent_is_asked_ever_more_rarely():
+    queue, waits = DonorQueue(), []
+    queue.distrust = lambda donor, seconds: waits.append((donor, seconds))
+    for _ in range(4):
+        queue.distrust_silent("silent", 10.0, 60.0)
+    queue.answered("silent")
+    queue.distrust_silent("silent", 10.0, 60.0)
+    assert waits == [("silent", seconds) for seconds in (10.0, 20.0, 40.0, 60.0, 10.0)]

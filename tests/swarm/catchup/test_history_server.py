@@ -108,11 +108,11 @@ async def test_a_client_that_asks_nothing_is_dropped(serve, network):
 
 
 @pytest.fixture
-def places(monkeypatch):
+def places(network, monkeypatch):
     """Two for readers, one for each peer, and no time that a slow one is spared."""
     monkeypatch.setattr(history_server, "READERS", 2)
     monkeypatch.setattr(history_server, "READERS_PER_PEER", 1)
-    monkeypatch.setattr(readers, "SPARED_S", 0.0)
+    network.retime(reader_spared_s=0.0)
 
 
 @pytest.mark.usefixtures("places")
@@ -133,7 +133,7 @@ async def test_one_of_the_readers_that_read_nothing_makes_room(serve, network):
 
 @pytest.mark.usefixtures("places")
 async def test_a_reader_that_reads_on_keeps_its_place(serve, network, monkeypatch):
-    monkeypatch.setattr(readers, "AT_LEAST_BYTES_S", 0)
+    monkeypatch.setattr(readers, "LEAST_RATE", 0)
     run, server = await serve(numel=8 * CHUNK, rounds=1)
     request = {"what": "update", "digest": run.history.chain[-1].link.update_digest}
     held = [await ask(network.node(), server, **request) for _ in range(2)]
@@ -160,7 +160,24 @@ async def test_joiners_that_take_snapshots_do_not_block_each_others_chains(serve
 
 async def test_a_reader_that_asks_for_no_more_chunks_makes_room(serve, network, monkeypatch):
     monkeypatch.setitem(history_server.BULK_READERS, False, 2)
-    monkeypatch.setattr(readers, "IDLE_S", 0.0)
+    network.retime(reader_idle_s=0.0)
+    run, server = await serve()
+    request = {"what": "chunks", "digest": run.state.lineage_id, "indexes": (0,)}
+    held = [await ask(network.node(), server, **request) for _ in range(2)]
+    for stream in held:
+        assert (await stream.receive(LIMITS))[0] is Kind.DATA
+    newcomer = await ask(network.node(), server, **request)
+    assert (await newcomer.receive(LIMITS))[0] is Kind.DATA
+    await asyncio.wait_for(held[0].closed(), 5.0)
+    for stream in (held[1], newcomer):
+        stream.close()
+
+
+async def test_readers_that_ask_for_little_make_room(serve, network, monkeypatch):
+    """Small chunks, or the same one again, now and then: neither idle, nor unread."""
+    monkeypatch.setitem(history_server.BULK_READERS, False, 2)
+    network.retime(reader_idle_s=math.inf)
+    network.retime(bulk_reader_spared_s=0.0)
     run, server = await serve()
     request = {"what": "chunks", "digest": run.state.lineage_id, "indexes": (0,)}
     held = [await ask(network.node(), server, **request) for _ in range(2)]
@@ -175,7 +192,7 @@ async def test_a_reader_that_asks_for_no_more_chunks_makes_room(serve, network, 
 
 async def test_strangers_and_members_have_places_of_their_own(serve, network, monkeypatch):
     monkeypatch.setattr(history_server, "BULK_READERS", {True: 1, False: 1})
-    monkeypatch.setattr(readers, "IDLE_S", math.inf)
+    network.retime(reader_idle_s=math.inf)
     run, server = await serve()
     stranger, member = network.node(), network.node()
     server.strange = lambda peer_id: peer_id == stranger.peer_id
@@ -189,7 +206,7 @@ async def test_strangers_and_members_have_places_of_their_own(serve, network, mo
 
 async def test_a_donor_says_that_it_is_busy(serve, network, monkeypatch):
     monkeypatch.setitem(history_server.BULK_READERS, False, 3)
-    monkeypatch.setattr(readers, "IDLE_S", math.inf)
+    network.retime(reader_idle_s=math.inf)
     run, server = await serve()
     request = {"what": "chunks", "digest": run.state.lineage_id, "indexes": (0,)}
     one, two = network.node(), network.node()

@@ -272,6 +272,16 @@ async def test_a_leader_that_learns_of_a_heavier_lineage_says_that_it_is_behind(
     assert leader.nudges[0][0] == member.peer_id
 
 
+async def test_a_heavier_lineage_that_nobody_has_shown_holds_up_no_leader(network):
+    """One such answer stopped all rounds for a minute, and made the members leave a leader that was honest."""
+    leader, first, liar = await gather(network, 3, wait=0.5)
+    liar.move(NEXT)
+    leader.itself.ahead = lambda: None  # its scout has looked, or still does
+    groups = await together(leader.match(), first.match())
+    assert [names(group) for group in groups] == [{leader.peer_id, first.peer_id}] * 2
+    assert (leader.nudges[0][0], first.costs) == (liar.peer_id, [])
+
+
 async def test_a_member_that_is_ready_first_waits_until_its_leader_has_committed_too(network):
     leader, member = await gather(network, 2)
     groups = await together(leader.match(), member.match())

@@ -96,11 +96,12 @@ async def test_whoever_claims_to_be_ahead_and_cannot_show_it_is_not_expected_for
     now = 100.0
     network.clock = lambda: now
     leader, byzantine = await gather(network, 2)
-    network.retime(recheck_s=0.0)
+    network.retime(recheck_s=0.001)
 
     looks, shown = [], set()
 
-    async def nobody_shows_it():
+    async def nobody_shows_it(patience_s):
+        assert 0.0 <= patience_s <= BEHIND_TRIES * STANDARD.recheck_s
         looks.append(1)
         return False
 

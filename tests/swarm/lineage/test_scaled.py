@@ -48,6 +48,9 @@ class Records:
 
     reachable = peers
 
+    def record(self, peer_id):
+        return self.peers.get(peer_id)
+
     def made_within(self, seconds):  # noqa: ARG002
         return {peer.node.peer_id for peer in self._owner.everybody if peer is not self._owner and not peer.silent}
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from types import SimpleNamespace
 
 import pytest
 from hivemind.dht.routing import DHTID, RoutingTable
+from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.p2p import PeerID
 from hivemind.proto import dht_pb2
+from hivemind.utils import MSGPackSerializer
 
-from peer.swarm.net.dht import BoundedDHT, DHTProtocol, node_id_of
+from peer.errors import ProtocolError
+from peer.swarm.net.dht import MAX_REFUSED, BoundedDHT, DHTProtocol, node_id_of
 from peer.swarm.net.record_store import RecordStore
 from tests.swarm.net.published import ALICE, BOB
 
@@ -80,3 +84,16 @@ async def test_an_answer_whose_node_id_is_none_is_no_answer():
     honest = answering(node_id_of(str(PLAIN)).to_bytes())
     assert await honest.call_ping(PLAIN) == node_id_of(str(PLAIN))
     assert await honest.call_find(PLAIN, [DHTID.generate()]) is not None
+
+
+def test_an_answer_of_records_that_nobody_signed_is_not_read_to_its_end():
+    protocol, read = answering(node_id_of(str(PLAIN)).to_bytes()), []
+    valid = protocol.storage.valid
+    protocol.storage.valid = lambda *record: read.append(record) or valid(*record)
+    told = DictionaryDHTValue()
+    for number in range(100):
+        told.store(f"owner {number}", MSGPackSerializer.dumps(b"no record"), time.time() + 10.0)
+    found = dht_pb2.FindResult(type=dht_pb2.FOUND_DICTIONARY, value=MSGPackSerializer.dumps(told))
+    with pytest.raises(ProtocolError, match="are none"):  # so that its node counts as one that does not answer
+        protocol._take(DHTID.generate(), found)
+    assert (len(read), len(protocol.storage)) == (MAX_REFUSED + 1, 0)

@@ -194,3 +194,20 @@ async def test_strangers_that_speak_for_made_up_groups_take_a_bounded_place(netw
             await group_streams._say_unknown("made up", f"stranger {number}")
     assert len(told) == hellos_module.TOLD_KEPT + 10  # each once
     assert len(group_streams._told) == hellos_module.TOLD_KEPT
+
+
+async def test_a_crowd_of_strangers_that_comes_early_leaves_a_place_for_each_newcomer(network):
+    network.retime(first_frame_s=0.5, late_roster_s=0.5)
+    table = Table(network, 3)
+    for exchange in table.exchanges:
+        await exchange.start()
+    table.nodes[0].strange = lambda peer_id: peer_id != table.nodes[1].peer_id  # the third has just come
+    for _ in range(64):
+        stranger = network.node()
+        for _ in range(2):
+            stream = await stranger.open(table.nodes[0].peer_id, NAME, "round")
+            await stream.send_message(Kind.HELLO, HelloMessage(group_id=other_digest("none")))
+    late = [asyncio.ensure_future(table.exchange(index)) for index in (1, 2)]
+    await until(lambda: all(e._group and table.nodes[0].peer_id in e._group.outbound for e in table.exchanges[1:]))
+    updates = [await table.exchange(0), *[await task for task in late]]
+    assert len({outcome.update.payload for outcome in updates}) == 1

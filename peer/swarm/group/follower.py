@@ -109,8 +109,12 @@ class Follower:
             self._membership.disbelieve(leader, min(before, self._node.timing.longest_disbelief_s))
 
     def _charge(self, leader: str, seconds: float, limit_s: float) -> None:
-        """A leader owes a wait that was longer than this, and than it had to be for peers that have just gone."""
-        if seconds > limit_s + self._support_s(leader, seconds):
+        """A leader owes a wait that was longer than this, and than it had to be for peers that have just gone: where
+        there were enough for a round.
+        """
+        there = self._there(leader, seconds)
+        support_s = 0.0 if self._me.followed(there) else self._node.timing.support_s
+        if len(there) >= self._rounds.min_group and seconds > limit_s + support_s:
             self._me.cost(leader, seconds)
 
     def _wasted_by(self, leader: str) -> float:
@@ -132,9 +136,9 @@ class Follower:
         answer = asyncio.ensure_future(_answer(stream, patience_s + timing.support_s, self._node))
         try:
             await asyncio.wait({answer}, timeout=patience_s)
-            if not answer.done() and (more_s := self._support_s(stream.remote, self._clock() - began)):
-                patience_s += more_s
-                await asyncio.wait({answer}, timeout=more_s)
+            if not answer.done() and not self._me.followed(self._there(stream.remote, self._clock() - began)):
+                patience_s += timing.support_s
+                await asyncio.wait({answer}, timeout=timing.support_s)
             if not answer.done():
                 raise StreamTimeoutError(stream.remote, f"formed no group for {patience_s:g} s")
             return answer.result()
@@ -151,13 +155,12 @@ class Follower:
         """The longest of a leader that contributes at the end of the straggler window."""
         return (2.0 - LAST_CALL) * self._rounds.straggler_wait_s
 
-    def _support_s(self, leader: str, waited_s: float) -> float:
-        """How much longer a leader may wait, for peers that have just gone: only where too few of them are left. The
-        directory shows a peer for a while after its end: only those count that announced themselves during this wait.
+    def _there(self, leader: str, waited_s: float) -> set[str]:
+        """Who could make a round with this leader. The directory shows a peer for a while after its end: only those
+        count that announced themselves during this wait, and lately.
         """
-        recent = self._directory.made_within(waited_s)
-        left = {self._node.peer_id, leader, *(peer_id for peer_id in self._membership.expected() if peer_id in recent)}
-        return 0.0 if self._me.followed(left) else self._node.timing.support_s
+        recent = self._directory.made_within(min(waited_s, self._node.timing.invited_s))
+        return {self._node.peer_id, leader, *(peer_id for peer_id in self._membership.expected() if peer_id in recent)}
 
     async def _hand_in(self, leader: str, sealed: bytes) -> tuple[FrameStream, Kind, bytes]:
         """Hand a join to a leader: -> the stream, and the first frame of its answer."""
@@ -217,6 +220,7 @@ class Follower:
         if self._wasted_by(leader) > self._node.timing.sent_away_s:
             log.info("leader %s has redirected this peer for %.0f s", leader, self._wasted_by(leader))
             self._membership.avoid(leader)
+            self._me.cost(leader, self._node.timing.sent_away_s)
             return
         self._membership.changed.clear()
         await wait_for(self._membership.changed, self._node.timing.leader_recheck_s)

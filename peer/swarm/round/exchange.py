@@ -117,8 +117,9 @@ class Exchange:
         buffers.note_open(self._clock())
         join, sealed = self._rosters.join(position, due.tokens, persistent.identifier, due.ranges)
         self._send(buffers, persistent, due, state, (Kind.JOIN, sealed))
-        if (left := await Joining(buffers, self._clock).all_come(patience_s, newcomer)) is not None:
-            raise self._words.gives_up(persistent, *left)
+        joining = Joining(buffers, self._node.timing.late_join_s, self._clock)
+        if (left := await joining.all_come(patience_s, newcomer)) is not None:
+            raise await self._words.stops_waiting(persistent, *left)
         joins = {peer_id: inbox.join.result() for peer_id, inbox in buffers.inboxes.items()}
         joins[self._node.peer_id] = sealed, join
         _, group = self._rosters.write(joins, buffers.wire.shares)

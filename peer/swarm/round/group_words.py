@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 
@@ -34,6 +36,7 @@ class GroupWords:
         self._identity, self._run_id = identity, run_id
         self._own: BoundedMap[str, SignedWord] = BoundedMap(GROUPS_KEPT)
         self._heard: BoundedMap[str, _Heard] = BoundedMap(GROUPS_KEPT)
+        self._news = asyncio.Event()
 
     # -- what this peer says -------------------------------------------------------------------------------------------
 
@@ -97,7 +100,22 @@ class GroupWords:
             if (first or word.lacks != "roster") and self._note(group, heard, member, word, found):
                 signed.add((member, word.signature))
                 lack = _said(word, signed) if word is message.word else None
+        self._news.set()
         return lack, found
+
+    async def one_of(self, group: str, members: Collection[str], timeout_s: float) -> str | None:
+        """One of these members whose word has been heard in a group, or comes in time."""
+
+        def said() -> str | None:
+            heard = self._heard.get(group)
+            return min(heard.words.keys() & set(members), default=None) if heard is not None else None
+
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while said() is None:
+                    self._news.clear()
+                    await self._news.wait()
+        return said()
 
     def shown(self, group: str) -> HeardWords | None:
         """All that this peer has heard in a group, for its other members: one may have said another thing to each."""

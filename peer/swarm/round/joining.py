@@ -15,7 +15,6 @@ from peer.swarm.runtime.tasks import unless
 from peer.system.clock import Clock
 
 ALMOST = 0.9  # of the window to join, or all but this: after it a member that has not come is late
-LAST_S = 0.4
 Join = asyncio.Future[Any]
 Newcomer = Callable[[], Coroutine[Any, Any, None]]
 """Returns when a peer waits for which the group re-forms."""
@@ -27,10 +26,14 @@ async def never() -> None:
 
 
 class Joining:
-    """The joins of one round; from now on its buffers note when each comes."""
+    """The joins of one round; from now on its buffers note when each comes.
 
-    def __init__(self, buffers: RoundBuffers, clock: Clock) -> None:
-        self._buffers, self._clock = buffers, clock
+    Args:
+        late_s: of the window, at its end, in which one that has not joined is late.
+    """
+
+    def __init__(self, buffers: RoundBuffers, late_s: float, clock: Clock) -> None:
+        self._buffers, self._late_s, self._clock = buffers, late_s, clock
         self._joins = {peer_id: inbox.join for peer_id, inbox in buffers.inboxes.items()}
         buffers.times.joined = done_at(self._joins, clock)
         buffers.times.sealed = done_at({peer_id: inbox.sent for peer_id, inbox in buffers.inboxes.items()}, clock)
@@ -49,7 +52,7 @@ class Joining:
         if isinstance(broken, RoundAborted):
             abort = RoundAborted("match", broken.reason, broken.culprit)
             ended_by = broken.remote if isinstance(broken, GaveUpError) else broken.culprit
-            almost_s = max(ALMOST * patience_s, patience_s - LAST_S)
+            almost_s = max(ALMOST * patience_s, patience_s - self._late_s)
             return abort, self._late(self._clock() - almost_s) or self._waiting(ended_by)
         if late:
             names = sorted(self._missing())

@@ -44,6 +44,18 @@ class OwnWords:
         self._observer.gave_up(persistent, self._node.peer_id, lack, cost_s)
         return StalledError(abort, lack)
 
+    async def stops_waiting(
+        self, persistent: PersistentGroup, abort: RoundAborted, lack: Lack | None
+    ) -> RoundAborted:
+        """-> `gives_up`, of a member that waited for joins as others ended the round. If those for which it waited
+        have ended it as well, they have begun without it: it names one of them, and not the one that was first.
+        """
+        if lack is not None and lack.stage == "waiting" and lack.delayed_by:
+            said = self._group_words.one_of(persistent.identifier, lack.names, self._node.timing.late_join_s)
+            if (ended_by := await said) is not None:
+                lack = replace(lack, delayed_by=frozenset({ended_by}))
+        return self.gives_up(persistent, abort, lack)
+
     def of_failed(self, persistent: PersistentGroup, buffers: RoundBuffers, abort: RoundAborted) -> RoundAborted:
         """-> the same, with what the exchange had or lacked by now."""
         if abort.useless is not None and abort.culprit is not None:

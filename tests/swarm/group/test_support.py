@@ -103,3 +103,10 @@ async def test_a_group_that_its_leader_forms_late_costs(network, late_s):
     await until(lambda: len(leader.matchmaker._lobby) and boot_clock() >= began + late_s)
     await together(leader.match(), waiting)
     assert [peer_id for peer_id, _ in member.costs] == ([leader.peer_id] if late_s == 3.0 else [])
+
+
+@pytest.mark.parametrize("low", [2, 3])
+async def test_a_wait_costs_only_where_there_were_enough_for_a_round(network, low):
+    leader, member = await gather(network, 2, wait=2.0, low=low)
+    member.matchmaker._follower._waste(leader.peer_id, boot_clock() - 30.0)
+    assert len(member.costs) == (low == 2)

@@ -62,3 +62,9 @@ def test_one_member_that_is_always_late_does_not_make_the_deadline_longer():
     # the same with the shard that it reduces
     sent = {"a": 100.3, "b": 100.4, "x": 100.2}
     assert usual_duration(100.0, sent, {"a": 100.6, "b": 100.6, "x": 199.0, "me": 100.5}) < 0.7
+
+
+def test_two_members_learn_what_the_slower_one_takes():
+    """Else a pair on slow lines has the shortest deadline there is, fails, and the two refuse each other."""
+    assert usual_duration(100.0, {"other": 105.0}, {"other": 107.0, "me": 105.5}) == 7.0
+    assert usual_duration(100.0, {"a": 101.0, "x": 105.0}, {"a": 106.0, "x": 109.0, "me": 105.5}) == 2.0

@@ -94,6 +94,14 @@ class ForkChoice:
             self._preferred = None
         return [] if self._preferred is None else [self._preferred[0]]
 
+    @property
+    def followed(self) -> bool:
+        """Whether this peer has a state, and no peer with a say here claims to be further: what strangers claim keeps
+        no newcomer from its first round.
+        """
+        has_say, valid = self.scout.has_say, self._store.valid and bool(self._store.history.chain)
+        return valid and self.scout.start() is None and not any(map(has_say, self._claims()))
+
     def turned_down(self, donor: str) -> bool:
         """Whether this donor has shown another chain in the last seconds, and this peer does not follow it."""
         return donor in self._turned_down

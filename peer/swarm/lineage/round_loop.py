@@ -160,6 +160,8 @@ class LineageRounds(RoundLoop[StateStore]):
             await read_directory(self._node, self._directory, patience)
             if await self._fork_choice.catch_up():
                 contributed = None
+                if self._fork_choice.followed:
+                    break
             elif (why := self._too_early()) is not None:
                 log.warning("%s", why)
                 await asyncio.sleep(self._node.timing.state_retry_s)

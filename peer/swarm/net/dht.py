@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import hivemind.dht.node
+import msgpack  # type: ignore[import-untyped]
 from hivemind.dht.node import DHTNode
 from hivemind.dht.protocol import DHTProtocol as UnboundedProtocol
 from hivemind.dht.routing import DHTID
-from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import dht_pb2
 from hivemind.utils import MSGPackSerializer
 from hivemind.utils.timed_storage import ValueWithExpiration
 
-from peer.errors import ProtocolError
+from peer.errors import ProtocolError, in_words
 from peer.swarm.net.dht_validator import key_id
 from peer.swarm.net.record_store import MAX_ANSWER_BYTES, RecordStore
 
@@ -27,8 +26,27 @@ log = logging.getLogger(__name__)
 MAX_CALL_RECORDS = 32
 MAX_CALL_KEYS = 8
 MAX_BLACKLISTED = 4096
+FIELDS = 3  # of a record in an answer
 MAX_RECORDS_TAKEN = 512  # of one answer
+CHECKED_AT_ONCE = 16  # of these, before other work of the loop
 MAX_REFUSED = 32  # of these: each costs the check of a signature
+
+
+def _entries(packed: bytes) -> Iterator[tuple[str, Any, float]]:
+    """The records of an answer as hivemind packs them: owner, value, expiry. Raises ProtocolError, before it reads more
+    than there can be.
+    """
+    try:
+        answer = msgpack.unpackb(packed, max_ext_len=MAX_ANSWER_BYTES)
+        _, _, entries = msgpack.unpackb(answer.data, max_array_len=MAX_RECORDS_TAKEN)
+    except Exception as error:  # msgpack raises a wide family on hostile bytes
+        raise ProtocolError(f"no answer: {in_words(error)}") from None
+    for entry in entries if isinstance(entries, list) else [None] * (MAX_REFUSED + 1):
+        owner, value, expires_at = entry if isinstance(entry, list) and len(entry) == FIELDS else (None, None, None)
+        if isinstance(owner, str) and isinstance(expires_at, float):
+            yield owner, value, expires_at
+        else:
+            yield "", None, 0.0
 
 
 def node_id_of(peer_id: str) -> DHTID:
@@ -44,6 +62,7 @@ class DHTProtocol(UnboundedProtocol):  # type: ignore[misc]  # its name is part 
     """
 
     storage: RecordStore
+    plain: frozenset[PeerID] = frozenset()  # nodes of hivemind that this one was introduced by
 
     async def add_p2p_handlers(self, p2p: Any, *args: Any, **options: Any) -> None:
         self._bound(p2p)  # before the first call of another node
@@ -107,7 +126,7 @@ class DHTProtocol(UnboundedProtocol):  # type: ignore[misc]  # its name is part 
             async with self.rpc_semaphore:
                 response = await self.get_stub(peer).rpc_find(request, timeout=self.wait_timeout)
             for key, result in zip(keys, response.results, strict=True):
-                self._take(key, result)
+                await self._take(key, result, plain=peer in self.plain)
             named = {key: (None, self._named(result)) for key, result in zip(keys, response.results, strict=True)}
             await self._met(response.peer, peer)
         except Exception as error:  # root of a call: whatever a stranger's answer breaks, it is no answer
@@ -116,19 +135,27 @@ class DHTProtocol(UnboundedProtocol):  # type: ignore[misc]  # its name is part 
             return None
         return named
 
-    def _take(self, key: DHTID, result: Any) -> None:
+    async def _take(self, key: DHTID, result: Any, *, plain: bool) -> None:
+        """Put the records of an answer into the store.
+
+        Args:
+            plain: of a node that checks none of what others hand in.
+
+        Raises:
+            ProtocolError: it holds more than it can, or, of a node that checks them, records that are none.
+        """
         if result.type != dht_pb2.FOUND_DICTIONARY or len(result.value) > MAX_ANSWER_BYTES:
             return
         self.storage.churned += len(result.value)
-        found = MSGPackSerializer.loads(result.value)
-        if isinstance(found, DictionaryDHTValue):
-            refused = 0
-            for owner, (value, expires_at) in itertools.islice(found.data.items(), MAX_RECORDS_TAKEN):
-                if isinstance(owner, str) and isinstance(value, bytes):
-                    record = key.to_bytes(), MSGPackSerializer.dumps(owner), value, expires_at
-                    refused += not (self.storage.put(*record, "") or self.storage.valid(*record))
-                if refused > MAX_REFUSED:
-                    raise ProtocolError(f"more than {MAX_REFUSED} of its records are none")
+        place, refused = key.to_bytes(), 0
+        for number, (owner, value, expires_at) in enumerate(_entries(result.value), start=1):
+            subkey = MSGPackSerializer.dumps(owner)
+            if not isinstance(value, bytes) or not self.storage.put(place, subkey, value, expires_at, ""):
+                refused += not isinstance(value, bytes) or not self.storage.signed(place, subkey, value)
+            if refused > MAX_REFUSED and not plain:
+                raise ProtocolError(f"more than {MAX_REFUSED} of its records are none")
+            if number % CHECKED_AT_ONCE == 0:
+                await asyncio.sleep(0)
 
     def _named(self, result: Any) -> dict[DHTID, PeerID]:
         """The nodes in an answer whose ids are those of their peer ids."""
@@ -168,15 +195,14 @@ class BoundedDHT(DHTNode):  # type: ignore[misc]
     """
 
     introducers: Sequence[str] = ()
-    _plain: frozenset[PeerID] = frozenset()
 
     async def meet(self, peer: PeerID) -> bool:
         """Take a place in each other's routing tables; of a plain node: meet those that it knows. False: no answer."""
         node_id = await self.protocol.call_ping(peer)
-        self._plain -= {peer}
+        self.protocol.plain -= {peer}
         if node_id in (None, node_id_of(str(peer))):
             return node_id is not None
-        self._plain |= {peer}
+        self.protocol.plain |= {peer}
         named = await self.protocol.call_find(peer, [self.node_id]) or {}
         others = {other for _, found in named.values() for other in found.values()} - {self.peer_id}
         await asyncio.gather(*(self.protocol.call_ping(other) for other in others))
@@ -203,7 +229,7 @@ class BoundedDHT(DHTNode):  # type: ignore[misc]
         return bool(stored) or any(answer and answer[0] for answer in others)
 
     def _also_asked(self) -> list[PeerID]:
-        found = set(self._plain)
+        found = set(self.protocol.plain)
         if len(self.protocol.routing_table.uid_to_peer_id) >= self.protocol.bucket_size:  # else all are near
             for peer_id in self.introducers:
                 with contextlib.suppress(ValueError):

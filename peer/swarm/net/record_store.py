@@ -111,9 +111,9 @@ class RecordStore:
             return False  # only its signer hands it in: an identity costs at least a connection
         return self._hold(key, owner, StoredRecord(value, claims, expires_at, sender, self._clock()))
 
-    def valid(self, key: bytes, subkey: bytes, value: bytes, expires_at: float) -> bool:
+    def signed(self, key: bytes, subkey: bytes, value: bytes) -> bool:
         """Whether this is a record that its owner has signed, whatever becomes of it here."""
-        return self._validator.read(key, subkey, value, expires_at) is not None
+        return self._validator.signed(key, subkey, value) is not None
 
     def records(self, key: bytes) -> dict[str, tuple[bytes, float]]:
         """Values, as hivemind packs them, and expiry of the records under a key; those that go first, first."""

@@ -117,19 +117,23 @@ class Guard:
         """Whether it gets no seat: it is banned, or broke the protocol or stalled recently."""
         if self.banned(peer_id) or self.strikes.refuses(peer_id):
             return True
-        return self.stalls.refuses(peer_id) and self._enough_others()
+        return self.stalls.refuses(peer_id) and peer_id not in self._spared()
 
-    def _enough_others(self) -> bool:
-        """Whether those that do not stall are enough for a round: else this peer would only wait for them to pass."""
-        others = (peer_id for peer_id in self._host.live_peers() if not self.stalls.refuses(peer_id))
-        return sum(1 for _ in others) + 1 >= self.fewest
+    def _spared(self) -> set[str]:
+        """Those that stall and get a seat all the same, the least guilty first: so many as the others lack for a round,
+        for which this peer would only wait.
+        """
+        live = set(self._host.live_peers())
+        refused = {peer_id for peer_id in live if self.stalls.refuses(peer_id)}
+        others = sum(not self._standing.fresh(peer_id) for peer_id in live - refused)
+        return set(sorted(refused, key=self.stalls.guilt)[: max(0, self.fewest - 1 - others)])
 
     def objection(self, members: Iterable[str], where: str = "") -> StalledError | None:
         """Why this peer is in no round with these: one is banned, or stalls, as most members have seen."""
         for peer_id in sorted(members):
             if self.banned(peer_id):
                 why = self.uninvited(peer_id) or "is banned"
-            elif self.stalls.shuns(peer_id) and self._enough_others():
+            elif self.stalls.shuns(peer_id) and peer_id not in self._spared():
                 why = "stalls"
             else:
                 continue

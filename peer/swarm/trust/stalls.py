@@ -79,6 +79,10 @@ class StallBook:
             return True
         return peer_id in self._refused or peer_id in self._held
 
+    def guilt(self, peer_id: str) -> tuple[bool, float]:
+        """The larger, the more speaks against it: whether most refuse it, and for how long this peer does."""
+        return self.shuns(peer_id), self._refused.left_s(peer_id)
+
     def shuns(self, peer_id: str) -> bool:
         """Whether a leader that gives it a seat must know better: most members refuse it, and for long."""
         return peer_id in self._shunned

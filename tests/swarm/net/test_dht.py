@@ -6,6 +6,7 @@ import asyncio
 import time
 from types import SimpleNamespace
 
+import msgpack
 import pytest
 from hivemind.dht.routing import DHTID, RoutingTable
 from hivemind.dht.storage import DictionaryDHTValue
@@ -24,7 +25,7 @@ PLAIN, OTHER = PeerID.from_base58(ALICE.peer_id), PeerID.from_base58(BOB.peer_id
 class Protocol:
     """Answers pings with the node ids that a test gives; `pinged` are those that it was sent to."""
 
-    bucket_size = 20
+    bucket_size, plain = 20, frozenset()
 
     def __init__(self, **answers):
         self.routing_table = SimpleNamespace(uid_to_peer_id={})
@@ -86,14 +87,38 @@ async def test_an_answer_whose_node_id_is_none_is_no_answer():
     assert await honest.call_find(PLAIN, [DHTID.generate()]) is not None
 
 
-def test_an_answer_of_records_that_nobody_signed_is_not_read_to_its_end():
+async def test_an_answer_of_records_that_nobody_signed_is_not_read_to_its_end():
     protocol, read = answering(node_id_of(str(PLAIN)).to_bytes()), []
-    valid = protocol.storage.valid
-    protocol.storage.valid = lambda *record: read.append(record) or valid(*record)
+    signed = protocol.storage.signed
+    protocol.storage.signed = lambda *record: read.append(record) or signed(*record)
     told = DictionaryDHTValue()
     for number in range(100):
         told.store(f"owner {number}", MSGPackSerializer.dumps(b"no record"), time.time() + 10.0)
     found = dht_pb2.FindResult(type=dht_pb2.FOUND_DICTIONARY, value=MSGPackSerializer.dumps(told))
     with pytest.raises(ProtocolError, match="are none"):  # so that its node counts as one that does not answer
-        protocol._take(DHTID.generate(), found)
+        await protocol._take(DHTID.generate(), found, plain=False)
     assert (len(read), len(protocol.storage)) == (MAX_REFUSED + 1, 0)
+    await protocol._take(DHTID.generate(), found, plain=True)  # it holds what anybody hands in
+
+
+@pytest.mark.parametrize(
+    "entries", [[[7, b"x", 1e10]] * 400, [["a", b"x", 1e10]] * 17_000, [7] * 400, "none", [[]] * 40]
+)
+async def test_an_answer_of_anything_else_is_not_read_to_its_end_either(entries):
+    protocol = answering(node_id_of(str(PLAIN)).to_bytes())
+    told = msgpack.packb(msgpack.ExtType(0x50, msgpack.packb([None, 1e10, entries])))
+    found, began = dht_pb2.FindResult(type=dht_pb2.FOUND_DICTIONARY, value=told), time.process_time()
+    with pytest.raises(ProtocolError):
+        await protocol._take(DHTID.generate(), found, plain=False)
+    assert time.process_time() - began < 0.1  # 250 ms were spent on 17,000 entries
+
+
+async def test_records_of_a_clock_that_is_ahead_are_no_fault_of_the_node_that_tells_them(monkeypatch):
+    protocol = answering(node_id_of(str(PLAIN)).to_bytes())
+    monkeypatch.setattr(protocol.storage, "put", lambda *_: False)  # as where they expire too late for this clock
+    monkeypatch.setattr(protocol.storage, "signed", lambda *_: True)
+    told = DictionaryDHTValue()
+    for number in range(100):
+        told.store(f"owner {number}", b"signed", time.time() + 10.0)
+    found = dht_pb2.FindResult(type=dht_pb2.FOUND_DICTIONARY, value=MSGPackSerializer.dumps(told))
+    await protocol._take(DHTID.generate(), found, plain=False)

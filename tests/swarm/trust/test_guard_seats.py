@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from peer.outer.round import RoundAborted
+from peer.protocol.weights import WeightRule
 from peer.swarm.lineage.round_loop import LineageRounds
 from peer.swarm.round.giving_up import Lack, StalledError
 from peer.swarm.trust.verdict import Verdict
@@ -24,12 +25,28 @@ async def test_who_stalls_is_refused_where_the_others_are_enough_for_a_round(net
     assert (one.guard.objection([other.peer_id]) is not None) == refuses
 
 
-async def test_who_does_not_count_for_a_round_is_not_enough(network, tmp_path):
+async def test_of_several_that_stall_the_least_guilty_get_the_seats_that_are_missing(network, tmp_path):
+    """Not all of them: a staller that has an honest member refused as well would keep its own seat."""
+    circle = await Circle(network, 4, folder=tmp_path).start()
+    one, least, longer, worst = circle.seats
+    for seconds, other in enumerate((least, longer, worst), start=10):
+        one.guard.stalls.cost(other.peer_id, seconds, again=True)
+    one.guard.stalls._shunned.add(least.peer_id, 60.0)
+    for fewest, seated in ((1, []), (2, [longer]), (3, [longer, worst]), (4, [least, longer, worst])):
+        one.guard.fewest = fewest
+        assert [other for other in (least, longer, worst) if not one.guard.refuses(other.peer_id)] == seated
+
+
+async def test_peers_that_no_round_has_seen_are_not_enough(network, tmp_path, monkeypatch):
+    """Anybody can make them."""
     circle = await Circle(network, 3, folder=tmp_path).start()
-    one, *others = circle.seats
-    for other in others:
-        one.guard.stalls.cost(other.peer_id, 10.0, again=True)
-    assert not any(one.guard.refuses(other.peer_id) for other in others)
+    one, other, _ = circle.seats
+    monkeypatch.setattr(one.rosters, "_rule", WeightRule(nominal_tokens=1, probation_rounds=10))
+    one.rosters._seen = lambda: {one.peer_id: 20, other.peer_id: 20}
+    one.guard.stalls.cost(other.peer_id, 10.0, again=True)
+    assert not one.guard.refuses(other.peer_id)
+    one.rosters._seen = lambda: {seat.peer_id: 20 for seat in circle.seats}
+    assert one.guard.refuses(other.peer_id)
 
 
 async def test_evidence_against_a_stranger_counts_until_it_has_taken_part(network, tmp_path):

@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 LOOKS_AT_ONCE = 4
 OF_STRANGERS = 3
 """Looks at peers that have no say here: those that have one find a place however many strangers are silent."""
+MEMBERS_OF = 32  # rounds
 LINKS_A_SECOND = 100.0  # links of a donor that are turned down: to verify one takes some two milliseconds
 DONOR_FAILURES = (TimeoutError, ProtocolError, StreamClosedError, NoRoomError)
 
@@ -64,7 +65,7 @@ class ForkChoice:
 
     Attributes:
         caught_up_at: when it last did, by the node's clock.
-        introducers: the peers whose addresses a person gave: of strangers they are asked first.
+        introducers: the peers whose addresses a person gave, and those that they name: asked before other strangers.
     """
 
     def __init__(
@@ -93,6 +94,18 @@ class ForkChoice:
         if self._preferred is not None and not self._follows(self._preferred[1]):
             self._preferred = None
         return [] if self._preferred is None else [self._preferred[0]]
+
+    async def ask_who_is_there(self) -> None:
+        """Ask the introducers for the members of the last rounds, whom a newcomer asks before strangers. What they say
+        proves nothing; but a person has chosen them.
+        """
+        start = self.scout.start()
+        since = max(0, start.round - MEMBERS_OF) if start is not None else 0
+        for introducer in tuple(self.introducers):
+            with contextlib.suppress(*DONOR_FAILURES):
+                async with asyncio.timeout(self._node.timing.checkpoint_answer_s):
+                    links = await self.fetcher.requests.links(introducer, since, 2 * MEMBERS_OF)
+                self.introducers |= {peer_id for certificate in links for peer_id in certificate.signatures}
 
     @property
     def followed(self) -> bool:
@@ -175,7 +188,6 @@ class ForkChoice:
         except (TimeoutError, StreamClosedError) as error:
             self._left(donor, error)
             raise
-        self._queue.answered(donor)
         self._host.on_answer(donor)
         if not self.offer(donor, chain):
             new, timing = len(chain) - shared_links(self._store.history.chain, chain), self._node.timing
@@ -277,6 +289,7 @@ class ForkChoice:
         except (TimeoutError, StreamClosedError) as error:
             self._left(donor, error)
         else:
+            self._queue.answered(donor)
             self._report(how, before, given_up(chain, self._store.history.chain, self._node.peer_id))
             return True
         return False

@@ -160,7 +160,8 @@ class Follower:
         count that announced themselves during this wait, and lately.
         """
         recent = self._directory.made_within(min(waited_s, self._node.timing.invited_s))
-        return {self._node.peer_id, leader, *(peer_id for peer_id in self._membership.expected() if peer_id in recent)}
+        others = (peer_id for peer_id in self._membership.expected() if peer_id in recent)
+        return {self._node.peer_id, leader, *(peer_id for peer_id in others if not self._me.newcomer(peer_id))}
 
     async def _hand_in(self, leader: str, sealed: bytes) -> tuple[FrameStream, Kind, bytes]:
         """Hand a join to a leader: -> the stream, and the first frame of its answer."""
@@ -220,7 +221,6 @@ class Follower:
         if self._wasted_by(leader) > self._node.timing.sent_away_s:
             log.info("leader %s has redirected this peer for %.0f s", leader, self._wasted_by(leader))
             self._membership.avoid(leader)
-            self._me.cost(leader, self._node.timing.sent_away_s)
             return
         self._membership.changed.clear()
         await wait_for(self._membership.changed, self._node.timing.leader_recheck_s)

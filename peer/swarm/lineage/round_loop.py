@@ -156,6 +156,7 @@ class LineageRounds(RoundLoop[StateStore]):
         patience = self._node.clock() + self._node.timing.join_patience_s
         if not self.store.history.chain:
             await self._checkpoint_exchange.introduce(self._context.introducers, self._fork_choice.scout)
+            await self._fork_choice.ask_who_is_there()
         while True:
             await read_directory(self._node, self._directory, patience)
             if await self._fork_choice.catch_up():

@@ -138,7 +138,7 @@ class EvidenceGossip:
         needed = await asyncio.to_thread(self._judge.needs, evidence)
         if not needed:
             return await self._weigh(stream.remote, evidence, None)
-        if isinstance(evidence.finding, Reduction) and evidence.finding.reducer in self._bans:
+        if isinstance(evidence.finding, Reduction) and self._bans.convicts(evidence.finding.reducer):
             return Kind.END
         with self._reading.of(stream.remote) as admitted:
             if not admitted:

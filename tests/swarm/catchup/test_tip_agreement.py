@@ -12,6 +12,7 @@ from peer.outer.record import RoundRecord
 from peer.protocol.identity import Identity
 from peer.protocol.records import PeerRecord
 from peer.protocol.wire import HistoryRequest, Kind
+from peer.swarm.catchup.fork_choice import MEMBERS_OF
 from peer.swarm.catchup.history_client import CatchUpError
 from peer.swarm.catchup.history_server import HistoryServer, history_name
 from peer.swarm.catchup.tip_agreement import UndecidedError, ask_all, donors_matching_quorum, members_of, most_named
@@ -290,6 +291,14 @@ async def test_a_peer_without_a_valid_state_makes_no_round(network, run, tmp_pat
     assert began == ["a contribution"]
 
 
+def said_by(introducer, chain):
+    async def links(donor, since, count):
+        assert (donor, since, count) == (introducer, 0, 2 * MEMBERS_OF)
+        return chain
+
+    return links
+
+
 async def test_what_strangers_claim_keeps_a_newcomer_from_no_donor(network, run, tmp_path):
     """Claims cost nothing: of 40 the heaviest, half of the looks go by lot, and the first to whom a person named."""
     rounds = rounds_at_genesis(network, tmp_path, run, [], Identity.generate())
@@ -302,5 +311,8 @@ async def test_what_strangers_claim_keeps_a_newcomer_from_no_donor(network, run,
     tries = [rounds._fork_choice._claims() for _ in range(400)]
     assert {one[0] for one in tries} == {named}
     assert {frozenset(one) for one in tries} == {frozenset(records)}
+    rounds._fork_choice.fetcher.requests.links = said_by(named, run.history.chain)
+    await rounds._fork_choice.ask_who_is_there()
+    assert rounds._fork_choice.introducers == {named, *run.history.chain[-1].signatures}
     early = sum(honest in one[:11] for one in tries) / len(tries)  # as many as one attempt asks
     assert 0.05 < early < 0.25  # 5 of 42

@@ -59,12 +59,10 @@ async def test_who_sends_everybody_away_is_passed_over(network, named):
             name = next(name for name in unreachable if rank(name) < rank(byzantine.peer_id))
         await stream.send_message(Kind.REJECT, RejectMessage(reason="follow", leader=name, round=5, lineage_id=PARENT))
 
-    byzantine, honest = await byzantine_and_honest(network, sends_away)
+    _, honest = await byzantine_and_honest(network, sends_away)
     groups = await asyncio.wait_for(together(*(one.match() for one in honest)), 10.0)
     assert [names(group) for group in groups] == [{one.peer_id for one in honest}] * 2
-    for one in honest:  # one that names peers which nobody finds is asked again and again
-        asked_again = any(peer_id == byzantine.peer_id for peer_id, _ in one.costs)
-        assert asked_again == (one.matchmaker._follower._wasted_by(byzantine.peer_id) > 0.2)
+    assert [one.costs for one in honest] == [[], []]  # an honest leader may name one that is there for it alone
 
 
 async def test_who_was_in_a_round_since_is_as_good_as_anybody(network, monkeypatch):

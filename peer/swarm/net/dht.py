@@ -28,7 +28,8 @@ MAX_CALL_KEYS = 8
 MAX_BLACKLISTED = 4096
 FIELDS = 3  # of a record in an answer
 MAX_RECORDS_TAKEN = 512  # of one answer
-CHECKED_AT_ONCE = 16  # of these, before other work of the loop
+MAX_CHECKED = 128  # of these, whose signatures were not checked before
+CHECKED_AT_ONCE = 16  # before other work of the loop
 MAX_REFUSED = 32  # of these: each costs the check of a signature
 
 
@@ -147,9 +148,12 @@ class DHTProtocol(UnboundedProtocol):  # type: ignore[misc]  # its name is part 
         if result.type != dht_pb2.FOUND_DICTIONARY or len(result.value) > MAX_ANSWER_BYTES:
             return
         self.storage.churned += len(result.value)
-        place, refused = key.to_bytes(), 0
+        place, refused, checked = key.to_bytes(), 0, 0
         for number, (owner, value, expires_at) in enumerate(_entries(result.value), start=1):
             subkey = MSGPackSerializer.dumps(owner)
+            checked += isinstance(value, bytes) and not self.storage.read_before(place, subkey, value)
+            if checked > MAX_CHECKED:  # the others with the next answer
+                return
             if not isinstance(value, bytes) or not self.storage.put(place, subkey, value, expires_at, ""):
                 refused += not isinstance(value, bytes) or not self.storage.signed(place, subkey, value)
             if refused > MAX_REFUSED and not plain:

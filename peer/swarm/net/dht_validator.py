@@ -70,7 +70,7 @@ def claims_of(key: bytes, owner: str, blob: bytes, clock: Clock = time.monotonic
 
     Remembered for a while: every reader of the directory receives a record from each node that stores it, every time.
     """
-    mark = hashing.digest(b"\0".join((key, owner.encode(errors="replace"), blob)))
+    mark = _mark(key, owner, blob)
     if mark not in _judged:
         now = clock()
         # twice as long as a peer's record lives; what lives longer is judged again
@@ -81,6 +81,15 @@ def claims_of(key: bytes, owner: str, blob: bytes, clock: Clock = time.monotonic
         except (ProtocolError, ValueError, RecursionError):
             _judged[mark] = now, None
     return _judged[mark][1]
+
+
+def _mark(key: bytes, owner: str, blob: bytes) -> bytes:
+    return hashing.digest(b"\0".join((key, owner.encode(errors="replace"), blob)))
+
+
+def judged(key: bytes, owner: str, blob: bytes) -> bool:
+    """Whether `claims_of` knows these claims without the check of a signature."""
+    return _mark(key, owner, blob) in _judged
 
 
 def _claims_of(key: bytes, owner: str, blob: bytes) -> Claims | None:
@@ -142,13 +151,22 @@ class SealedRecordValidator(RecordValidatorBase):  # type: ignore[misc]
 
     def signed(self, key: bytes, subkey: bytes, value: bytes) -> tuple[str, Claims] | None:
         """The same whatever the time: None if its owner has not signed it for this key."""
-        if len(key) != _KEY_BYTES or len(value) > MAX_RECORD_BYTES + _MSGPACK_OVERHEAD or not 0 < len(subkey) < 256:
-            return None
-        try:
-            blob, owner = MSGPackSerializer.loads(value), MSGPackSerializer.loads(subkey)
-        except Exception:  # msgpack raises a wide family on hostile bytes; all of them mean: not a record
-            return None
-        if not isinstance(blob, bytes) or not isinstance(owner, str):
-            return None
-        claims = claims_of(key, owner, blob)
-        return (owner, claims) if claims is not None else None
+        unpacked = _unpacked(key, subkey, value)
+        claims = claims_of(key, *unpacked) if unpacked is not None else None
+        return (unpacked[0], claims) if unpacked is not None and claims is not None else None
+
+    def read_before(self, key: bytes, subkey: bytes, value: bytes) -> bool:
+        """Whether it takes the check of no signature to say so: it is malformed, or was read before."""
+        unpacked = _unpacked(key, subkey, value)
+        return unpacked is None or judged(key, *unpacked)
+
+
+def _unpacked(key: bytes, subkey: bytes, value: bytes) -> tuple[str, bytes] | None:
+    """The owner and the blob of a record as it travels; None if it is none."""
+    if len(key) != _KEY_BYTES or len(value) > MAX_RECORD_BYTES + _MSGPACK_OVERHEAD or not 0 < len(subkey) < 256:
+        return None
+    try:
+        blob, owner = MSGPackSerializer.loads(value), MSGPackSerializer.loads(subkey)
+    except Exception:  # msgpack raises a wide family on hostile bytes; all of them mean: not a record
+        return None
+    return (owner, blob) if isinstance(blob, bytes) and isinstance(owner, str) else None

@@ -115,6 +115,10 @@ class RecordStore:
         """Whether this is a record that its owner has signed, whatever becomes of it here."""
         return self._validator.signed(key, subkey, value) is not None
 
+    def read_before(self, key: bytes, subkey: bytes, value: bytes) -> bool:
+        """See `SealedRecordValidator.read_before`."""
+        return self._validator.read_before(key, subkey, value)
+
     def records(self, key: bytes) -> dict[str, tuple[bytes, float]]:
         """Values, as hivemind packs them, and expiry of the records under a key; those that go first, first."""
         self.sweep(now=True)

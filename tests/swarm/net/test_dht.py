@@ -15,7 +15,7 @@ from hivemind.proto import dht_pb2
 from hivemind.utils import MSGPackSerializer
 
 from peer.errors import ProtocolError
-from peer.swarm.net.dht import MAX_REFUSED, BoundedDHT, DHTProtocol, node_id_of
+from peer.swarm.net.dht import MAX_CHECKED, MAX_REFUSED, BoundedDHT, DHTProtocol, node_id_of
 from peer.swarm.net.record_store import RecordStore
 from tests.swarm.net.published import ALICE, BOB
 
@@ -111,6 +111,19 @@ async def test_an_answer_of_anything_else_is_not_read_to_its_end_either(entries)
     with pytest.raises(ProtocolError):
         await protocol._take(DHTID.generate(), found, plain=False)
     assert time.process_time() - began < 0.1  # 250 ms were spent on 17,000 entries
+
+
+async def test_of_one_answer_no_more_signatures_are_checked_than_a_large_swarm_needs(monkeypatch):
+    protocol = answering(node_id_of(str(PLAIN)).to_bytes())
+    monkeypatch.setattr(protocol.storage, "read_before", lambda _, subkey, __: subkey in read)
+    monkeypatch.setattr(protocol.storage, "put", lambda _, subkey, *__: not read.append(subkey))
+    told, read = DictionaryDHTValue(), []
+    for number in range(300):
+        told.store(f"owner {number}", b"signed", time.time() + 10.0)
+    found = dht_pb2.FindResult(type=dht_pb2.FOUND_DICTIONARY, value=MSGPackSerializer.dumps(told))
+    for answers in range(1, 4):  # what was read before costs nothing
+        await protocol._take(DHTID.generate(), found, plain=False)
+        assert len(set(read)) == min(300, answers * MAX_CHECKED)
 
 
 async def test_records_of_a_clock_that_is_ahead_are_no_fault_of_the_node_that_tells_them(monkeypatch):

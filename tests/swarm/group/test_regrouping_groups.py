@@ -186,7 +186,7 @@ async def test_a_wish_of_before_the_last_commit_hurries_nobody_after_it(network)
 
 
 async def test_a_leader_that_is_not_due_has_everybody_come_before_the_window_of_who_waits_ends(network):
-    leader, early, *others = await gather(network, 5, wait=0.6)
+    leader, early, *others = await gather(network, 5, wait=2.0)
     for member in (leader, *others):
         member.due_in_s, member.halfway = 1000.0, False
     waiting = asyncio.ensure_future(early.match())
@@ -203,7 +203,7 @@ async def contribute_when_hurried(member):
 
 
 async def test_a_leader_invites_for_who_waited_before_it_came_to_that_round(network):
-    leader, early, late = await gather(network, 3, wait=0.6)
+    leader, early, late = await gather(network, 3, wait=2.0)
     for member in (leader, late):
         member.due_in_s, member.halfway = 1000.0, False
     early.move(NEXT)

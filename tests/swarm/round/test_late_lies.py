@@ -13,7 +13,7 @@ from tests.swarm.gathering import until
 from tests.swarm.stalling import circle_of, failed_round, refused, sends
 from tests.swarm.tampering import TAMPERINGS, Tampering
 
-DEADLINE_S, LATE_S = 1.5, 1.0
+DEADLINE_S, LATE_S = 3.0, 2.0
 
 
 def another_group(body):

@@ -154,14 +154,14 @@ class LineageRounds(RoundLoop[StateStore]):
         if await self._fork_choice.replay_own():
             contributed = None
         patience = self._node.clock() + self._node.timing.join_patience_s
-        if not self.store.history.chain:
+        if newcomer := not self.store.history.chain:
             await self._checkpoint_exchange.introduce(self._context.introducers, self._fork_choice.scout)
             await self._fork_choice.ask_who_is_there()
         while True:
             await read_directory(self._node, self._directory, patience)
             if await self._fork_choice.catch_up():
                 contributed = None
-                if self._fork_choice.followed:
+                if newcomer and self._fork_choice.followed:
                     break
             elif (why := self._too_early()) is not None:
                 log.warning("%s", why)

@@ -51,7 +51,7 @@ class OwnWords:
         have ended it as well, they have begun without it: it names one of them, and not the one that was first.
         """
         if lack is not None and lack.stage == "waiting" and lack.delayed_by:
-            said = self._group_words.one_of(persistent.identifier, lack.names, self._node.timing.late_join_s)
+            said = self._group_words.one_of(persistent.identifier, lack.names, self._node.timing.withheld_word_s)
             if (ended_by := await said) is not None:
                 lack = replace(lack, delayed_by=frozenset({ended_by}))
         return self.gives_up(persistent, abort, lack)

@@ -120,6 +120,7 @@ class Timing:
     late_roster_s: float = _lasts(1.0, "that a roster may come later than the first stream of its group")
     late_s: float = _lasts(1.0, "that one member may make the others wait, however short rounds are")
     late_join_s: float = _lasts(0.4, "of the window to join, at its end, in which one that has not joined is late")
+    withheld_word_s: float = _lasts(0.1, "for the word of a member whose join was waited for, as others end the round")
     min_sending_s: float = _lasts(2.0, "for a slow reader once there is a certificate, if the round was shorter")
     late_vote_s: float = _lasts(1.0, "after the deadline from which votes do not count: this machine has slept")
     abort_timeout_s: float = _lasts(1.0, "to tell a member that a round is given up")

@@ -120,8 +120,8 @@ class Guard:
         return self.stalls.refuses(peer_id) and peer_id not in self._spared()
 
     def _spared(self) -> set[str]:
-        """Those that stall and get a seat all the same, the least guilty first: so many as the others lack for a round,
-        for which this peer would only wait.
+        """The refused peers that still get a seat: as many as a round lacks, the least guilty first. Without them this
+        peer would only wait for the refusals to pass.
         """
         live = set(self._host.live_peers())
         refused = {peer_id for peer_id in live if self.stalls.refuses(peer_id)}

@@ -158,26 +158,14 @@ async def test_joiners_that_take_snapshots_do_not_block_each_others_chains(serve
         assert_same(joiner, run)
 
 
-async def test_a_reader_that_asks_for_no_more_chunks_makes_room(serve, network, monkeypatch):
+@pytest.mark.parametrize(
+    "timing",
+    [{"reader_idle_s": 0.0}, {"reader_idle_s": math.inf, "bulk_reader_spared_s": 0.0}],
+    ids=["asks for no more", "asks for little, now and then"],
+)
+async def test_a_reader_of_chunks_makes_room(serve, network, monkeypatch, timing):
     monkeypatch.setitem(history_server.BULK_READERS, False, 2)
-    network.retime(reader_idle_s=0.0)
-    run, server = await serve()
-    request = {"what": "chunks", "digest": run.state.lineage_id, "indexes": (0,)}
-    held = [await ask(network.node(), server, **request) for _ in range(2)]
-    for stream in held:
-        assert (await stream.receive(LIMITS))[0] is Kind.DATA
-    newcomer = await ask(network.node(), server, **request)
-    assert (await newcomer.receive(LIMITS))[0] is Kind.DATA
-    await asyncio.wait_for(held[0].closed(), 5.0)
-    for stream in (held[1], newcomer):
-        stream.close()
-
-
-async def test_readers_that_ask_for_little_make_room(serve, network, monkeypatch):
-    """Small chunks, or the same one again, now and then: neither idle, nor unread."""
-    monkeypatch.setitem(history_server.BULK_READERS, False, 2)
-    network.retime(reader_idle_s=math.inf)
-    network.retime(bulk_reader_spared_s=0.0)
+    network.retime(**timing)
     run, server = await serve()
     request = {"what": "chunks", "digest": run.state.lineage_id, "indexes": (0,)}
     held = [await ask(network.node(), server, **request) for _ in range(2)]

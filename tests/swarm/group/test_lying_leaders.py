@@ -197,7 +197,7 @@ async def test_a_padded_join_gets_no_seat(network):
 
 
 async def test_identities_in_probation_lead_none_that_have_taken_part(network):
-    """Whoever makes enough keys has the lowest hash."""
+    """An attacker that makes enough keys owns the lowest hash."""
     lowest, second, *_ = members = await gather(network, 4)
     for member in members:
         member.newcomers = frozenset({lowest.peer_id})

@@ -44,7 +44,7 @@ class Records:
 
     @property
     def peers(self):
-        return {peer.node.peer_id: peer.record() for peer in self._owner.everybody if peer is not self._owner}
+        return {peer.node.peer_id: peer.record() for peer in self._owner.all_peers if peer is not self._owner}
 
     reachable = peers
 
@@ -52,7 +52,8 @@ class Records:
         return self.peers.get(peer_id)
 
     def made_within(self, seconds):  # noqa: ARG002
-        return {peer.node.peer_id for peer in self._owner.everybody if peer is not self._owner and not peer.silent}
+        others = (peer for peer in self._owner.all_peers if peer is not self._owner)
+        return {peer.node.peer_id for peer in others if not peer.silent}
 
     async def refresh(self):
         """They are new already."""
@@ -69,8 +70,8 @@ class TrainingPeer:
         silent: its machine takes streams and says nothing any more.
     """
 
-    def __init__(self, everybody, number, node, manifest, folder, factor, events):
-        self.everybody, self.number, self.node, self.factor, self.events = everybody, number, node, factor, events
+    def __init__(self, all_peers, number, node, manifest, folder, factor, events):
+        self.all_peers, self.number, self.node, self.factor, self.events = all_peers, number, node, factor, events
         self.silent, self._sequence, self._training = False, 0, None
         self.loop = asyncio.get_running_loop()
         memory = genesis_memory()
@@ -94,7 +95,7 @@ class TrainingPeer:
 
     def tell(self, message):
         if isinstance(message, RoundEnded):
-            record, numbers = message.record, {peer.node.peer_id: peer.number for peer in self.everybody}
+            record, numbers = message.record, {peer.node.peer_id: peer.number for peer in self.all_peers}
             group = sorted(numbers[peer_id] for peer_id in record.members)
             self.events.append((self.loop.time(), self.number, record.status, record.phase, record.round, group))
         elif isinstance(message, Anchor):
@@ -146,7 +147,7 @@ class TrainingPeer:
 async def rounds_of(identities, folder, factor, silent, rounds):
     """What all peers of a swarm came to, until those that speak have made so many rounds; -> (events, digests)."""
     timing, loop = STANDARD.scaled(factor), asyncio.get_running_loop()
-    network, events, everybody = MemoryNetwork(timing, loop.time), [], []
+    network, events, all_peers = MemoryNetwork(timing, loop.time), [], []
     manifest = RunManifest(
         name="a", model=ModelSpec(architecture="llama"), data=DataSpec(), inner=InnerSpec(),
         recipe=RecipeSpec(name="opendiloco", compressor="int8"), genesis=make_state().lineage_id,
@@ -156,17 +157,17 @@ async def rounds_of(identities, folder, factor, silent, rounds):
     order = sorted(identities, key=leads.__getitem__)
     for number, identity in enumerate(order):
         node, place = network.node(identity), folder / f"{factor}" / str(number)
-        everybody.append(TrainingPeer(everybody, number, node, manifest, place, factor, events))
+        all_peers.append(TrainingPeer(all_peers, number, node, manifest, place, factor, events))
     try:
-        for peer in everybody:
+        for peer in all_peers:
             await peer.start()
-        running = [peer.node.spawn(peer.run()) for peer in everybody]
-        speaking = [peer for peer in everybody if peer.number != silent]
+        running = [peer.node.spawn(peer.run()) for peer in all_peers]
+        speaking = [peer for peer in all_peers if peer.number != silent]
         while min(peer.store.state.round for peer in speaking) < rounds:
             await asyncio.sleep(factor * 1.0)
             assert not any(task.done() for task in running)
-            if not everybody[silent].silent and everybody[silent].store.state.round >= SILENT_AFTER:
-                await everybody[silent].fall_silent(network)
+            if not all_peers[silent].silent and all_peers[silent].store.state.round >= SILENT_AFTER:
+                await all_peers[silent].fall_silent(network)
         events.sort(key=lambda event: (round(event[0] / factor, 6), event[1]))
         return events, [peer.store.state.digest() for peer in speaking]
     finally:

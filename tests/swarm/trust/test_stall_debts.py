@@ -157,7 +157,7 @@ def test_a_leader_that_seats_a_shunned_peer_owes_it_only_once_it_was_told():
     assert book._debts.left_s(frozenset({"c"})) == 0.0
     book.seated("b", LIAR)
     assert book._debts.left_s(frozenset({"b"})) == pytest.approx(FACTOR * STANDARD.least_waste_s)
-    book.seated("b", "c")  # which nobody shuns
+    book.seated("b", "c")  # a seat for a peer in good standing costs nothing
     assert book._debts.left_s(frozenset({"b"})) == pytest.approx(FACTOR * STANDARD.least_waste_s)
 
 

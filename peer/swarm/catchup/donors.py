@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
@@ -35,10 +36,13 @@ class DonorQueue:
 
     Attributes:
         distrusted: donors that are not asked now.
+        preferred: asked before other strangers.
     """
 
     def __init__(self) -> None:
         self.distrusted: set[str] = set()
+        self.preferred: set[str] = set()
+        self._lots = random.SystemRandom()
         self._silent: BoundedMap[str, int] = BoundedMap(MAX_SILENT)
         self._nudged: dict[str, None] = {}
         self._nudge = asyncio.Event()
@@ -52,10 +56,17 @@ class DonorQueue:
         """It is being looked at."""
         self._nudged.pop(donor, None)
 
-    def first(self, claims: Iterable[str]) -> list[str]:
-        """The nudged ones, then these."""
+    def order(self, claims: Iterable[str], has_say: Callable[[str], bool]) -> list[str]:
+        """The nudged ones and these, best first: strangers come last, by their place and by lot in turn, since a claim
+        costs them nothing.
+        """
         nudged = (donor for donor in self._nudged if donor not in self.distrusted)
-        return list(dict.fromkeys([*nudged, *claims]))
+        wanted = list(dict.fromkeys([*nudged, *claims]))
+        strangers = [donor for donor in wanted if not has_say(donor)]
+        lots = self._lots.sample(strangers, len(strangers))
+        turns = (donor for pair in zip(strangers, lots, strict=True) for donor in pair)
+        preferred = filter(self.preferred.__contains__, strangers)
+        return list(dict.fromkeys([*filter(has_say, wanted), *preferred, *turns]))
 
     def distrust(self, donor: str, seconds: float) -> None:
         """Leave a donor alone for a while."""

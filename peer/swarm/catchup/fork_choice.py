@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -65,7 +64,6 @@ class ForkChoice:
 
     Attributes:
         caught_up_at: when it last did, by the node's clock.
-        introducers: the peers whose addresses a person gave, and those that they name: asked before other strangers.
     """
 
     def __init__(
@@ -74,14 +72,13 @@ class ForkChoice:
     ) -> None:  # fmt: skip
         self._node, self._directory, self._store = node, directory, store
         self._host, self._trainer = host, trainer
-        self._queue, self.introducers = DonorQueue(), frozenset[str]()
+        self._queue = DonorQueue()
         self._turned_down: ExpiringSet[str] = ExpiringSet(node.clock, node.timing.not_heavier_s)
         self.fetcher = HistoryClient(node, run_id, store.history.folder, rules.limits, self._accuse)
         self.scout = ChainScout(self.fetcher.requests, run_id, rules, store.history)
         self.missed = LateCommits(node.peer_id)
         self.caught_up_at = float("-inf")
         self._preferred: tuple[str, Sequence[Certificate]] | None = None
-        self._lots = random.SystemRandom()
         self._patience = Patience(node.timing, node.clock, store.position)
 
     def local_state(self) -> LocalState:
@@ -95,17 +92,18 @@ class ForkChoice:
             self._preferred = None
         return [] if self._preferred is None else [self._preferred[0]]
 
-    async def ask_who_is_there(self) -> None:
-        """Ask the introducers for the members of the last rounds, whom a newcomer asks before strangers. What they say
-        proves nothing; but a person has chosen them.
+    async def ask_who_is_there(self, introducers: Iterable[str]) -> None:
+        """Ask the peers whose addresses a person gave for the members of the last rounds: a newcomer asks these before
+        strangers. The answer proves nothing, but a person has chosen who gives it.
         """
         start = self.scout.start()
         since = max(0, start.round - MEMBERS_OF) if start is not None else 0
-        for introducer in tuple(self.introducers):
+        for introducer in introducers:
+            self._queue.preferred.add(introducer)
             with contextlib.suppress(*DONOR_FAILURES):
                 async with asyncio.timeout(self._node.timing.checkpoint_answer_s):
                     links = await self.fetcher.requests.links(introducer, since, 2 * MEMBERS_OF)
-                self.introducers |= {peer_id for certificate in links for peer_id in certificate.signatures}
+                self._queue.preferred.update(*(certificate.signatures for certificate in links))
 
     @property
     def followed(self) -> bool:
@@ -163,12 +161,7 @@ class ForkChoice:
     def _claims(self) -> list[str]:
         self._patience.look(self._store.position)
         claims = self.scout.claims(self._directory.reachable, self._queue.distrusted, lost=not self._store.valid)
-        wanted = self._queue.first(claims)
-        known = [donor for donor in wanted if self.scout.has_say(donor)]
-        strangers = [donor for donor in wanted if not self.scout.has_say(donor)]  # their claims come last
-        lots = self._lots.sample(strangers, len(strangers))  # what they claim costs them nothing
-        turns = (donor for pair in zip(strangers, lots, strict=True) for donor in pair)
-        return list(dict.fromkeys([*known, *filter(self.introducers.__contains__, strangers), *turns]))
+        return self._queue.order(claims, self.scout.has_say)
 
     async def _examine(self, donor: str) -> None:
         """Look at one claim; `donors` keeps the outcome. A claim that is not shown is not looked at for a while."""

@@ -66,7 +66,6 @@ class LineageRounds(RoundLoop[StateStore]):
             node.timing.least_round_s(recipe.fewest_steps, manifest.rounds.straggler_wait_s),
         )  # fmt: skip
         self._fork_choice = ForkChoice(node, directory, manifest.run_id, rules, store, self, context.trainer)
-        self._fork_choice.introducers = frozenset(context.introducers)
         self._retry = RetryPolicy(
             node, directory, self._matchmaker, self._fork_choice, self.slot, context.rng
         )
@@ -156,7 +155,7 @@ class LineageRounds(RoundLoop[StateStore]):
         patience = self._node.clock() + self._node.timing.join_patience_s
         if newcomer := not self.store.history.chain:
             await self._checkpoint_exchange.introduce(self._context.introducers, self._fork_choice.scout)
-            await self._fork_choice.ask_who_is_there()
+            await self._fork_choice.ask_who_is_there(self._context.introducers)
         while True:
             await read_directory(self._node, self._directory, patience)
             if await self._fork_choice.catch_up():

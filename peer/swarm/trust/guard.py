@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from statistics import median_low
 from typing import Protocol
 
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.round import RoundAborted
 from peer.protocol.evidence import Evidence, TwoWords
-from peer.protocol.wire import VoteMessage
 from peer.swarm.group.roster import RosterAuthority
 from peer.swarm.net.directory import Directory
 from peer.swarm.net.node import Node
-from peer.swarm.round.giving_up import GaveUpError, Lack, StalledError
+from peer.swarm.round.giving_up import Lack, StalledError
 from peer.swarm.round.inbox import RoundBuffers
-from peer.swarm.round.lateness import Waited
 from peer.swarm.round.persistent_group import PersistentGroup
 from peer.swarm.round.signatures import GroupsDifferError, ReducedShards, ReductionProof
-from peer.swarm.runtime.futures import has_come
 from peer.swarm.runtime.round_priority import RoundPriority
 from peer.swarm.state.store import StateStore
 from peer.swarm.trust.audit_server import AuditServer
@@ -31,6 +26,7 @@ from peer.swarm.trust.auditor import Audit, Auditor, Conviction
 from peer.swarm.trust.ban_list import BanList
 from peer.swarm.trust.evidence_gossip import EvidenceGossip
 from peer.swarm.trust.judge import Judge
+from peer.swarm.trust.long_rounds import LongRounds
 from peer.swarm.trust.recompute import Recomputer
 from peer.swarm.trust.stalls import StallBook, Standing
 from peer.swarm.trust.strikes import StrikeCounter
@@ -95,9 +91,7 @@ class Guard:
         self._evidence_gossip = EvidenceGossip(node, judge, self.bans, self.strikes, self.strange, self._on_offer)
         self._telling: asyncio.Task[None] | None = None
         self._members: tuple[str, ...] = ()
-        self._votes: Mapping[str, asyncio.Future[VoteMessage]] = {}
-        self._voted: Mapping[str, float] = {}
-        self._own_late: frozenset[str] = frozenset()
+        self._long_rounds = LongRounds(node, self.stalls)
         self._auditing: asyncio.Task[None] | None = None
         self._banning = asyncio.Lock()
         self._notes: list[str] = []
@@ -249,32 +243,12 @@ class Guard:
     def committed(self, buffers: RoundBuffers) -> None:
         """The round is committed: audit it, perhaps."""
         self.stalls.committed(buffers.order)
-        waited, votes = buffers.waited, {peer_id: inbox.vote for peer_id, inbox in buffers.inboxes.items()}
-        if waited.contributions or waited.shards:
-            left_s = max(0.0, buffers.deadline - self._node.clock()) + self._node.timing.stall_words_s
-            self._node.spawn(self._judge_long(buffers.order, waited, votes, left_s))
-        if waited.joins:
-            shards = {one: _said(vote).shards.keys() - self._own_late for one, vote in self._votes.items()}
-            late = {one: min(seconds, self._voted_late_s(one)) for one, seconds in waited.joins.items()}
-            self.stalls.rejoined(buffers.order, late, shards)
-        self._votes, self._voted, self._own_late = votes, buffers.times.came["vote"], frozenset(waited.shards)
+        self._long_rounds.committed(buffers)
         if (heard := buffers.heard) is None:
             return
         drawn = self._auditor.draw(heard)
         if drawn is not None and (self._auditing is None or self._auditing.done()):
             self._auditing = self._node.spawn(self._audit(heard, *drawn))
-
-    def _voted_late_s(self, peer_id: str) -> float:
-        """By how much its vote of the last round came later than most: a late shard made it no later than that."""
-        voted = self._voted
-        return max(0.0, voted.get(peer_id, math.inf) - median_low(voted.values())) if voted else math.inf
-
-    async def _judge_long(
-        self, members: Iterable[str], waited: Waited, votes: Mapping[str, asyncio.Future[VoteMessage]], left_s: float
-    ) -> None:
-        """Once all have voted, or given up: what made a member late may make its vote late, or end its round."""
-        await asyncio.wait(votes.values(), timeout=left_s)
-        self.stalls.waited(members, waited, {peer_id: _said(vote) for peer_id, vote in votes.items()})
 
     def missed(self, signers: Iterable[str]) -> None:
         """These have committed a round that this peer was not in."""
@@ -344,12 +318,3 @@ class Guard:
         self._host.on_ban(verdict.culprit, f"it {verdict.offence}; {how}")
         audience = dict.fromkeys([*self._members, *self._host.live_peers()])
         self._node.spawn(self._evidence_gossip.tell(list(audience), [verdict.culprit]))
-
-
-def _said(vote: asyncio.Future[VoteMessage]) -> Waited:
-    """What a member says of a round that this peer has committed: with its vote, or as it gave the round up."""
-    if has_come(vote):
-        return Waited.said(vote.result())
-    error = vote.exception() if vote.done() and not vote.cancelled() else None
-    word = error.message.word if isinstance(error, GaveUpError) else None
-    return Waited(delayed_by=frozenset(word.delayed_by)) if word is not None else Waited()

@@ -307,12 +307,12 @@ async def test_what_strangers_claim_keeps_a_newcomer_from_no_donor(network, run,
     for peer_id in crowd:
         records[peer_id] = records[peer_id].model_copy(update={"lineage_weight": 10**9})
     rounds._directory.peers = rounds._directory.reachable = records
-    rounds._fork_choice.introducers = frozenset({named})
+    rounds._fork_choice._queue.preferred.add(named)
     tries = [rounds._fork_choice._claims() for _ in range(400)]
     assert {one[0] for one in tries} == {named}
     assert {frozenset(one) for one in tries} == {frozenset(records)}
     rounds._fork_choice.fetcher.requests.links = said_by(named, run.history.chain)
-    await rounds._fork_choice.ask_who_is_there()
-    assert rounds._fork_choice.introducers == {named, *run.history.chain[-1].signatures}
+    await rounds._fork_choice.ask_who_is_there([named])
+    assert rounds._fork_choice._queue.preferred == {named, *run.history.chain[-1].signatures}
     early = sum(honest in one[:11] for one in tries) / len(tries)  # as many as one attempt asks
     assert 0.05 < early < 0.25  # 5 of 42

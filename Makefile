@@ -14,7 +14,7 @@ RECIPES := $(patsubst %,tests/network/test_%.py,local_rules shared_steps every_s
 	uneven_peers limits streaming)
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo lint style types docs test page long slices recipes architectures bench dist chaos clean
+.PHONY: help env demo lint style types docs test page long slices recipes architectures bench dist hours chaos clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -92,6 +92,10 @@ dist: env ## sdist and wheel in dist/; the wheel installed into an empty environ
 	rm -rf build/installed && $(PYTHON) -m venv build/installed
 	build/installed/bin/pip install --quiet --disable-pip-version-check -c constraints.txt dist/*.whl
 	cd build && installed/bin/atoll demo --rounds 8 --output-dir demo
+
+hours: env ## hours of whole swarms in virtual time, under the faults of honest machines: a minute an hour
+	$(BIN)/python -m benchmarks.hours --seed $(SEED) --report docs/results/hours.json
+	$(BIN)/python -m benchmarks.table
 
 chaos: env ## kills, stops, partitions, links, hostile peers, floods, clocks, disks, secrets, a soak (MINUTES=60 a campaign, SEED=17, RESUME=1 continues)
 	$(BIN)/python -m tests.network.chaos --report docs/results/chaos.json --seed $(SEED) --minutes $(MINUTES) \

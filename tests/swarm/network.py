@@ -42,10 +42,13 @@ class MemoryP2P:
         self.handlers[name] = handler
 
     async def call_binary_stream_handler(self, peer_id, name):
-        remote = self._network.hosts.get(str(peer_id))
+        network, remote = self._network, self._network.hosts.get(str(peer_id))
         if remote is None or name not in remote.handlers:
             raise P2PDaemonError(f"failed to dial {peer_id}")
-        ours, theirs = socket.socketpair()
+        if network.lines is None:
+            ours, theirs = socket.socketpair()
+        else:
+            ours, theirs = await network.lines.connect(str(self._peer_id), str(peer_id))
         reader, writer = await asyncio.open_connection(sock=theirs)
         self._network.writers.append(writer)
         info = SimpleNamespace(peer_id=self._peer_id)
@@ -75,19 +78,20 @@ class MemoryNetwork:
 
     Attributes:
         timing, clock: of the nodes that are made from now on.
+        lines: `Lines` between the hosts; None: they never go down.
     """
 
-    def __init__(self, timing=STANDARD, clock=boot_clock):
-        self.timing, self.clock = timing, clock
+    def __init__(self, timing=STANDARD, clock=boot_clock, lines=None):
+        self.timing, self.clock, self.lines = timing, clock, lines
         self.hosts, self.nodes, self.tasks, self.writers = {}, [], set(), []
 
-    def node(self, identity=None):
+    def node(self, identity=None, dht=None):
         """A node that the others can reach."""
         identity = identity or Identity.generate()
         p2p = MemoryP2P(self, identity.peer_id)
         self.hosts[identity.peer_id] = p2p
         config = replace(CONFIG, timing=self.timing)
-        self.nodes.append(Node(config, identity, p2p, EmptyDHT(), (), clock=self.clock))
+        self.nodes.append(Node(config, identity, p2p, dht or EmptyDHT(), (), clock=self.clock))
         return self.nodes[-1]
 
     def retime(self, **durations):

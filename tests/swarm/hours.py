@@ -1,0 +1,75 @@
+"""Hours of a swarm in seconds: whole peers in one process and virtual time, under the faults that honest machines have.
+
+Rounds, matchmaking, the directory and the rules of blame are the production ones, with their default waits; machines,
+lines, the DHT's table and the trainers are played. A seed decides all but who audits whom, so that a pause can be seen
+again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import re
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+from peer.swarm.runtime.tasks import cancel_and_wait
+from tests.swarm.machines import Programme, Swarm
+from tests.swarm.virtual_time import VirtualTimeLoop
+
+REFUSED = re.compile(r"(\w+) gets no seat from this peer for (\d+) s")
+PROGRAMMES = {
+    "quiet": Programme(away_every_s=0.0),
+    "pair": Programme(peers=2, away_every_s=200.0),
+    "all-needed": Programme(peers=3, min_group=3, away_every_s=200.0, away_s=(3.0, 120.0)),
+    "slow": Programme(peers=3, slow=3.0, step_s=2.7, away_every_s=0.0),
+    "together": Programme(away_every_s=200.0, together=0.3),
+    "one-line": Programme(away_every_s=200.0, one_line=0.6),
+    "kills": Programme(away_every_s=200.0, killed=0.6),
+    "newcomers": Programme(peers=2, newcomers=4, away_every_s=400.0, killed=0.2),
+    "everything": Programme(peers=6, newcomers=2, slow=2.0, away_every_s=300.0, together=0.1, one_line=0.3, killed=0.3),
+}
+
+
+class Log(logging.Handler):
+    """What the peers of a swarm log, with short names."""
+
+    def __init__(self, swarm, echo):
+        super().__init__()
+        self._swarm, self._echo, self.refused = swarm, echo, Counter()
+
+    def emit(self, record):
+        text = record.getMessage()
+        for machine in self._swarm.machines:
+            text = text.replace(machine.name, f"p{machine.number}")
+        if (refused := REFUSED.fullmatch(text)) is not None:
+            self.refused[refused[1]] += int(refused[2])
+        if self._echo:
+            print(f"{self._swarm.loop.time():8.1f} {text}")
+
+
+def play(programme, seed, hours, echo=False):
+    """A swarm's hours; -> `Outcome`."""
+    random.seed(seed)
+    logger, loop = logging.getLogger("peer"), VirtualTimeLoop()
+
+    async def whole(folder):
+        swarm = Swarm(programme, seed, Path(folder))
+        log = Log(swarm, echo)
+        logger.addHandler(log)
+        try:
+            outcome = await swarm.live(hours)
+            outcome.refused_s = log.refused.total()
+            return outcome
+        finally:
+            logger.removeHandler(log)
+            await swarm.network.close()
+            await cancel_and_wait(asyncio.all_tasks() - {asyncio.current_task()})
+
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            return loop.run_until_complete(whole(folder))
+    finally:
+        loop.close()

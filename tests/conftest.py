@@ -37,3 +37,20 @@ def _log() -> Iterator[None]:
         root.removeHandler(handler)
         handler.close()
     root.setLevel(level)
+
+
+class _FailuresAtOnce:
+    """Name what failed as it fails: with several workers pytest does so minutes later, when all have ended."""
+
+    def __init__(self, terminal: pytest.TerminalReporter) -> None:
+        self._terminal = terminal
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._terminal.write_line(f"\n{report.nodeid} failed ({report.when})\n{report.longreprtext}")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("numprocesses", None) and (terminal := config.pluginmanager.get_plugin("terminalreporter")):
+        config.pluginmanager.register(_FailuresAtOnce(terminal))

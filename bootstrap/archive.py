@@ -94,9 +94,9 @@ class Archive:
         fork_choice = ForkChoice(
             self.node, self.directory, self.run_id, self.rules, self.store, self, _NoTrainer()
         )  # fmt: skip
-        self.node.spawn(fork_choice.scout_forever())
+        self.node.spawn(fork_choice.claims.scout_forever())
         while True:
-            if not fork_choice.donors() or not await fork_choice.catch_up():
+            if not fork_choice.claims.donors() or not await fork_choice.catch_up():
                 await asyncio.sleep(self.node.timing.recheck_s)
 
     def announce(self, work: IdentityWork) -> None:

@@ -62,6 +62,6 @@ def rounds_at_genesis(network, folder, run, told, identity=None):
     )  # fmt: skip
     rounds = LineageRounds(context, store)
     fetcher = rounds._fork_choice.fetcher
-    fetcher._run_id = fetcher.requests._run_id = rounds._fork_choice.scout._run_id = RUN
+    fetcher._run_id = fetcher.requests._run_id = rounds._fork_choice.claims.scout._run_id = RUN
     rounds.joined = True
     return rounds

@@ -41,7 +41,7 @@ class Lookout:
         if self._directory.peers and self._directory.fresh:
             return
         await self._ask_company()
-        if not self._fork_choice.donors():
+        if not self._fork_choice.claims.donors():
             if company := self._membership.company:  # they may be there, whatever the directory shows
                 if self._reading is None or self._reading.done():
                     self._reading = self._node.spawn(self._directory.refresh())
@@ -49,8 +49,8 @@ class Lookout:
                     self._membership.expect(peer_id)
             elif not self._directory.peers:
                 await self._directory.refresh()
-                await self._fork_choice.look_around()
-        if donors := self._fork_choice.donors():
+                await self._fork_choice.claims.look_around()
+        if donors := self._fork_choice.claims.donors():
             raise RoundAborted("match", f"{donors[0]} is on a heavier lineage", donors[0], behind=True)
 
     async def _ask_company(self) -> None:
@@ -65,4 +65,4 @@ class Lookout:
                 timing.look_around_s,
             )  # fmt: skip
             if missed is not None:
-                fork_choice.offer(*missed)
+                fork_choice.claims.offer(*missed)

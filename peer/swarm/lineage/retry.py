@@ -55,7 +55,7 @@ class RetryPolicy:
 
     def settle(self) -> None:
         """Ask for the fresh contribution, unless another peer is ahead: then catch up first."""
-        if self._owed and not self._fork_choice.donors():
+        if self._owed and not self._fork_choice.claims.donors():
             self._owed = False
             self._slot.want_snapshot()
 
@@ -73,7 +73,7 @@ class RetryPolicy:
             others = [peer_id for peer_id in record.members if peer_id != self._node.peer_id]
             missed = await self._went_on(others, record.culprit)
             if missed is not None:
-                self._fork_choice.offer(*missed)
+                self._fork_choice.claims.offer(*missed)
 
     async def _went_on(self, others: list[str], culprit: str | None) -> tuple[str, Sequence[Certificate]] | None:
         """Ask them, and ask again for a while where this machine has slept: its network may need a moment to come back,
@@ -98,7 +98,7 @@ class RetryPolicy:
             peers = self._directory.reachable.values()
             if any(peer.lineage_id == lineage_id and peer.state == "training" for peer in peers):
                 return
-            if self._fork_choice.donors():
+            if self._fork_choice.claims.donors():
                 return
             await asyncio.sleep(self._node.timing.recheck_s)
 
@@ -109,12 +109,12 @@ class RetryPolicy:
         clock = self._node.clock
         until = clock() + BEHIND_TRIES * self._node.timing.recheck_s
         for _ in range(BEHIND_TRIES):
-            if not self._fork_choice.donors():  # reading the directory takes seconds where one of its nodes sleeps
+            if not self._fork_choice.claims.donors():  # the directory takes seconds where one of its nodes sleeps
                 await self._directory.refresh()
             if await self._fork_choice.catch_up(max(0.0, until - clock())):
                 self._slot.announce_anchor(self._fork_choice.missed.contributed)
                 return True
-            if clock() >= until or (culprit is not None and self._fork_choice.turned_down(culprit)):
+            if clock() >= until or (culprit is not None and self._fork_choice.claims.turned_down(culprit)):
                 return False
             await asyncio.sleep(self._node.timing.recheck_s)
         return False

@@ -88,7 +88,7 @@ class LineageRounds(RoundLoop[StateStore]):
         return self.store.history.last_rosters(count)
 
     def followed(self, members: Set[str]) -> bool:
-        return self._fork_choice.scout.followed(members) or (
+        return self._fork_choice.claims.scout.followed(members) or (
             bool(self._unsupported) and members >= self._unsupported
         )
 
@@ -114,10 +114,10 @@ class LineageRounds(RoundLoop[StateStore]):
         self._matchmaker.announced(peer_id)
 
     def ahead(self) -> str | None:
-        return next(iter(self._fork_choice.donors()), None)
+        return next(iter(self._fork_choice.claims.donors()), None)
 
     def nudge(self, donor: str, lineage_id: str) -> None:
-        self._fork_choice.nudge(donor, lineage_id)
+        self._fork_choice.claims.nudge(donor, lineage_id)
         self.slot.work.set()
 
     def on_caught_up(self, since: int) -> None:
@@ -143,7 +143,7 @@ class LineageRounds(RoundLoop[StateStore]):
         await self._exchange.start()
         await self._guard.start()
         await self._checkpoint_exchange.start()
-        self._node.spawn(self._fork_choice.scout_forever())
+        self._node.spawn(self._fork_choice.claims.scout_forever())
 
     async def join(self, resumed: Head | None) -> None:
         """Get a valid state no older than any heavier lineage in sight, and hand it to the trainer. A newcomer does not
@@ -154,13 +154,13 @@ class LineageRounds(RoundLoop[StateStore]):
             contributed = None
         patience = self._node.clock() + self._node.timing.join_patience_s
         if newcomer := not self.store.history.chain:
-            await self._checkpoint_exchange.introduce(self._context.introducers, self._fork_choice.scout)
-            await self._fork_choice.ask_who_is_there(self._context.introducers)
+            await self._checkpoint_exchange.introduce(self._context.introducers, self._fork_choice.claims.scout)
+            await self._fork_choice.claims.ask_who_is_there(self._context.introducers)
         while True:
             await read_directory(self._node, self._directory, patience)
             if await self._fork_choice.catch_up():
                 contributed = None
-                if newcomer and self._fork_choice.followed:
+                if newcomer and self._fork_choice.claims.followed:
                     break
             elif (why := self._too_early()) is not None:
                 log.warning("%s", why)
@@ -182,7 +182,7 @@ class LineageRounds(RoundLoop[StateStore]):
 
     def _too_early(self) -> str | None:
         """Why this peer, which has no link yet, must not begin the run."""
-        if (start := self._fork_choice.scout.start()) is None:
+        if (start := self._fork_choice.claims.scout.start()) is None:
             return None
         return (
             f"the run was at round {start.round}, and no peer in sight shows a chain that leads there: this peer waits "
@@ -210,7 +210,7 @@ class LineageRounds(RoundLoop[StateStore]):
                 await self._exchange.dissolve(RoundAborted("match", why), tell=True)
                 await self._rest()
                 continue
-            if self._fork_choice.donors():
+            if self._fork_choice.claims.donors():
                 await self.slot.merged.wait()
                 if await self._fork_choice.catch_up():
                     await self._exchange.dissolve(RoundAborted("match", "this peer caught up from elsewhere"))
@@ -224,7 +224,7 @@ class LineageRounds(RoundLoop[StateStore]):
 
     async def _wait_for_work(self) -> None:
         self.slot.work.clear()
-        while not (self.slot.due or self._fork_choice.donors() or self.halted or self.finished):
+        while not (self.slot.due or self._fork_choice.claims.donors() or self.halted or self.finished):
             await self._lookout.look_back()
             self._retry.settle()
             try:
@@ -306,7 +306,7 @@ class LineageRounds(RoundLoop[StateStore]):
             self._guard.stalls.seated(group.leader, str(objection.culprit))
             raise objection
         roster = frozenset({self._node.peer_id, *group.others})
-        self._unsupported = frozenset() if self._fork_choice.scout.followed(roster) else roster
+        self._unsupported = frozenset() if self._fork_choice.claims.scout.followed(roster) else roster
         return group
 
     async def exchange(self, group: Group, due: Due, state: OuterState) -> Exchanged:

@@ -14,8 +14,9 @@ from peer.protocol.identity import Identity
 from peer.protocol.lineage import Position
 from peer.protocol.records import PeerRecord
 from peer.swarm.catchup.chain_scout import NothingNewError
+from peer.swarm.catchup.claims import OF_STRANGERS
 from peer.swarm.catchup.donors import DonorQueue
-from peer.swarm.catchup.fork_choice import OF_STRANGERS, ForkChoice
+from peer.swarm.catchup.fork_choice import ForkChoice
 from peer.swarm.catchup.history_server import history_name
 from peer.swarm.runtime.tasks import cancel_and_wait
 from peer.swarm.runtime.timing import STANDARD
@@ -46,16 +47,16 @@ async def beside(network, folder, run, shown, claimed):
 
 
 async def test_a_peer_that_wakes_after_a_night_follows_no_stranger(tmp_path, monkeypatch):
-    monkeypatch.setattr("peer.swarm.catchup.fork_choice.LINKS_A_SECOND", math.inf)
+    monkeypatch.setattr("peer.swarm.catchup.claims.LINKS_A_SECOND", math.inf)
     now = [1000.0]
     network = MemoryNetwork(clock=lambda: now[0])
     network.retime(not_heavier_s=0.0)
     choice, stranger = await beside_a_forgery(network, tmp_path)
 
     async def follows():
-        await choice.look_around()
+        await choice.claims.look_around()
         await asyncio.sleep(0)
-        return choice.donors()
+        return choice.claims.donors()
 
     try:
         assert await follows() == []
@@ -63,7 +64,7 @@ async def test_a_peer_that_wakes_after_a_night_follows_no_stranger(tmp_path, mon
         assert await follows() == []
         for _ in range(60):
             now[0] += 10.0
-            choice._claims()
+            choice.claims.names()
         assert await follows() == [stranger]
     finally:
         await network.close()
@@ -74,13 +75,13 @@ async def test_a_chain_that_is_not_followed_is_known_for_seconds(tmp_path):
     network = MemoryNetwork(clock=lambda: now[0])
     choice, stranger = await beside_a_forgery(network, tmp_path)
     try:
-        assert not choice.turned_down(stranger)
-        await choice.look_around()
+        assert not choice.claims.turned_down(stranger)
+        await choice.claims.look_around()
         now[0] += STANDARD.not_heavier_s - 0.1
-        assert choice.turned_down(stranger)
-        assert choice._queue.distrusted == {stranger}
+        assert choice.claims.turned_down(stranger)
+        assert choice.claims._queue.distrusted == {stranger}
         now[0] += 0.1
-        assert not choice.turned_down(stranger)
+        assert not choice.claims.turned_down(stranger)
     finally:
         await network.close()
 
@@ -89,9 +90,9 @@ async def test_whoever_has_nothing_new_yet_is_not_turned_down(tmp_path):
     network, run = MemoryNetwork(), Run(tmp_path / "run").commit(3)
     choice, donor = await beside(network, tmp_path, run, run, "a" * 64)
     try:
-        await choice.look_around()
-        assert choice._queue.distrusted == {donor}
-        assert not choice.turned_down(donor)
+        await choice.claims.look_around()
+        assert choice.claims._queue.distrusted == {donor}
+        assert not choice.claims.turned_down(donor)
     finally:
         await network.close()
 
@@ -100,15 +101,15 @@ async def test_whoever_claims_what_it_cannot_show_any_more_is_left_for_seconds_o
     network, run = MemoryNetwork(), Run(tmp_path / "run").commit(3)
     choice, donor = await beside(network, tmp_path, run, run, "a" * 64)
     accused = []
-    choice._accuse = lambda donor, why: accused.append((donor, why))
+    choice.claims.accuse = lambda donor, why: accused.append((donor, why))
 
     async def nothing_new(*_):
         raise NothingNewError("the chain does not reach round 4")
 
-    choice.scout.look = nothing_new
+    choice.claims.scout.look = nothing_new
     try:
-        await choice.look_around()
-        assert (choice._queue.distrusted, accused) == ({donor}, [])
+        await choice.claims.look_around()
+        assert (choice.claims._queue.distrusted, accused) == ({donor}, [])
     finally:
         await network.close()
 
@@ -120,22 +121,22 @@ async def test_a_full_disk_is_no_fault_of_the_donor(tmp_path, monkeypatch, caplo
     run = Run(tmp_path / "run").commit(3)
     choice, donor = await beside(network, tmp_path, run, run, run.state.lineage_id)
     newcomer = Joiner(network, tmp_path / "newcomer")
-    choice._store = SimpleNamespace(
+    choice._store = choice.claims._store = SimpleNamespace(
         position=Position(0, run.history.genesis, 0), history=newcomer.history, valid=True
     )  # fmt: skip
-    choice.scout = newcomer.scout
+    choice.claims.scout = newcomer.scout
     write = os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda *_: 0)
     try:
-        await choice.look_around()
+        await choice.claims.look_around()
         assert "cannot be a donor" not in caplog.text
         assert f"no room for the chain of {donor} in " in caplog.text
         monkeypatch.setattr(os, "pwrite", write)
         async with asyncio.timeout(5.0):
-            while not choice.donors():
-                await choice.look_around()
+            while not choice.claims.donors():
+                await choice.claims.look_around()
                 await asyncio.sleep(0)
-        assert choice.donors() == [donor]
+        assert choice.claims.donors() == [donor]
     finally:
         await network.close()
 
@@ -147,7 +148,7 @@ async def test_silent_strangers_hold_up_no_look_at_a_peer_that_has_a_say(tmp_pat
     run = Run(tmp_path / "run").commit(3)
     shown = run.fork(tmp_path / "longer", run.identities).commit(2)
     choice, donor = await beside(network, tmp_path, run, shown, shown.state.lineage_id)
-    choice.scout.has_say = lambda peer_id: peer_id == donor
+    choice.claims.scout.has_say = lambda peer_id: peer_id == donor
     (record,), asked, ahead = choice._directory.reachable.values(), asyncio.Semaphore(0), asyncio.Event()
     choice._host.on_ahead = ahead.set
 
@@ -160,14 +161,14 @@ async def test_silent_strangers_hold_up_no_look_at_a_peer_that_has_a_say(tmp_pat
         await node.serve(history_name(RUN), "history", be_silent)
     claims = {node.peer_id: record for node in strangers}
     choice._directory.reachable = dict(claims)
-    scouting = asyncio.ensure_future(choice.scout_forever())
+    scouting = asyncio.ensure_future(choice.claims.scout_forever())
     try:
         async with asyncio.timeout(5.0):
             for _ in range(min(silent, OF_STRANGERS)):
                 await asked.acquire()
             choice._directory.reachable = {**claims, donor: record}  # it comes while the others are awaited
             await ahead.wait()
-        assert choice.donors() == [donor]
+        assert choice.claims.donors() == [donor]
     finally:
         await cancel_and_wait([scouting])
         await network.close()
@@ -184,8 +185,8 @@ async def test_a_look_that_ends_from_within_ends_no_scout(tmp_path):
         looks.release()
         raise asyncio.CancelledError
 
-    choice._look = look
-    scouting = asyncio.ensure_future(choice.scout_forever())
+    choice.claims._look = look
+    scouting = asyncio.ensure_future(choice.claims.scout_forever())
     try:
         async with asyncio.timeout(5.0):
             for _ in range(3):
@@ -198,7 +199,7 @@ async def test_a_look_that_ends_from_within_ends_no_scout(tmp_path):
 @pytest.mark.parametrize("round_s", [30.0, 1800.0])
 async def test_the_wait_is_longer_than_the_rounds_of_the_run(tmp_path, monkeypatch, round_s):
     """Between two rounds of half an hour all train, and a former member could end the run's next round alone."""
-    monkeypatch.setattr("peer.swarm.catchup.fork_choice.LINKS_A_SECOND", math.inf)
+    monkeypatch.setattr("peer.swarm.catchup.claims.LINKS_A_SECOND", math.inf)
     now = [1000.0]
     network = MemoryNetwork(clock=lambda: now[0])
     network.retime(not_heavier_s=0.0)
@@ -208,19 +209,19 @@ async def test_the_wait_is_longer_than_the_rounds_of_the_run(tmp_path, monkeypat
     def wait(seconds):
         for _ in range(int(seconds / 10.0)):
             now[0] += 10.0
-            choice._claims()
+            choice.claims.names()
 
     async def follows():
-        await choice.look_around()
+        await choice.claims.look_around()
         await asyncio.sleep(0)
-        return choice.donors()
+        return choice.claims.donors()
 
     try:
         for round in range(3):
             choice._store.position = replace(first, round=round)
             wait(round_s)
         choice._store.position = first
-        choice._claims()
+        choice.claims.names()
         wait(max(600.0, 4 * round_s) - 50.0)
         assert await follows() == []
         wait(50.0)

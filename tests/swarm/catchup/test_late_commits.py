@@ -87,7 +87,7 @@ async def test_who_is_said_to_have_failed_the_round_is_asked_as_well(network, tm
     )  # fmt: skip
     await rounds._retry.of(record)
     assert told == []  # no other snapshot: what it has sent is in a round
-    assert rounds._fork_choice.donors()[0] == committed.peer_id
+    assert rounds._fork_choice.claims.donors()[0] == committed.peer_id
 
 
 async def test_who_wakes_without_a_network_asks_until_somebody_answers(network, tmp_path):
@@ -108,7 +108,7 @@ async def test_who_wakes_without_a_network_asks_until_somebody_answers(network, 
     await donor.start()
     await asyncio.wait_for(finding_out, 5.0)
     assert told == []
-    assert rounds._fork_choice.donors() == [donor.node.peer_id]
+    assert rounds._fork_choice.claims.donors() == [donor.node.peer_id]
 
 
 @pytest.mark.parametrize("fresh", [True, False])
@@ -142,7 +142,7 @@ async def test_after_an_abort_for_all_a_fresh_contribution_is_asked_for(network,
 async def test_a_claim_that_nobody_has_shown_keeps_no_contribution_back(network, tmp_path):
     run, told = Run(tmp_path / "others"), []
     rounds = rounds_at_genesis(network, tmp_path, run, told)
-    rounds._fork_choice.nudge("stranger", "f" * 64)  # says that it is ahead, and is gone
+    rounds._fork_choice.claims.nudge("stranger", "f" * 64)  # says that it is ahead, and is gone
     record = RoundRecord(
         status="aborted", round=1, lineage_id=rounds.position().lineage_id, phase="match", reason="x", instead="retry",
     )  # fmt: skip
@@ -173,7 +173,7 @@ async def test_a_donor_that_sleeps_holds_nobody_up(network, tmp_path):
     sleeping, called, donor = await two_donors(network, run)
     rounds = rounds_at_genesis(network, tmp_path, run, told)
     for each in (sleeping, donor):
-        rounds._fork_choice.nudge(each.peer_id, run.state.lineage_id)
+        rounds._fork_choice.claims.nudge(each.peer_id, run.state.lineage_id)
     assert await asyncio.wait_for(rounds._fork_choice.catch_up(), STANDARD.frame_timeout_s / 2)
     assert called.is_set()  # it was asked first
     assert rounds.store.state.digest() == run.state.digest()

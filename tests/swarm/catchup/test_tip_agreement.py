@@ -12,7 +12,7 @@ from peer.outer.record import RoundRecord
 from peer.protocol.identity import Identity
 from peer.protocol.records import PeerRecord
 from peer.protocol.wire import HistoryRequest, Kind
-from peer.swarm.catchup.fork_choice import MEMBERS_OF
+from peer.swarm.catchup.claims import MEMBERS_OF
 from peer.swarm.catchup.history_client import CatchUpError
 from peer.swarm.catchup.history_server import HistoryServer, history_name
 from peer.swarm.catchup.tip_agreement import UndecidedError, ask_all, donors_matching_quorum, members_of, most_named
@@ -195,7 +195,7 @@ async def test_one_byzantine_member_does_not_convince_where_honest_members_are_i
     rounds._directory.peers = rounds._directory.reachable = standing_at(run, [donor.peer_id for donor in donors])
     for _ in range(3):
         assert not await rounds._fork_choice.catch_up()  # five of eight are fewer than two thirds
-        rounds._fork_choice._queue.distrusted.clear()
+        rounds._fork_choice.claims._queue.distrusted.clear()
     last = await ScriptedDonor(network.node(run.identities[6]), run).start()
     rounds._directory.reachable.update(standing_at(run, [last.peer_id]))
     assert await rounds._fork_choice.catch_up()
@@ -250,7 +250,7 @@ async def test_votes_that_differ_make_a_newcomer_that_was_told_a_false_state_tak
     )  # fmt: skip
     await rounds._retry.of(record)
     assert rounds.store.valid is (told == "true")
-    assert sorted(rounds._fork_choice._claims()) == (sorted(peers) if told == "false" else [])
+    assert sorted(rounds._fork_choice.claims.names()) == (sorted(peers) if told == "false" else [])
     if told == "false":
         assert await rounds._fork_choice.catch_up()
     assert (rounds.position(), rounds.store.state.digest()) == (before, run.states[3])
@@ -307,12 +307,12 @@ async def test_what_strangers_claim_keeps_a_newcomer_from_no_donor(network, run,
     for peer_id in crowd:
         records[peer_id] = records[peer_id].model_copy(update={"lineage_weight": 10**9})
     rounds._directory.peers = rounds._directory.reachable = records
-    rounds._fork_choice._queue.preferred.add(named)
-    tries = [rounds._fork_choice._claims() for _ in range(400)]
+    rounds._fork_choice.claims._queue.preferred.add(named)
+    tries = [rounds._fork_choice.claims.names() for _ in range(400)]
     assert {one[0] for one in tries} == {named}
     assert {frozenset(one) for one in tries} == {frozenset(records)}
     rounds._fork_choice.fetcher.requests.links = said_by(named, run.history.chain)
-    await rounds._fork_choice.ask_who_is_there([named])
-    assert rounds._fork_choice._queue.preferred == {named, *run.history.chain[-1].signatures}
+    await rounds._fork_choice.claims.ask_who_is_there([named])
+    assert rounds._fork_choice.claims._queue.preferred == {named, *run.history.chain[-1].signatures}
     early = sum(honest in one[:11] for one in tries) / len(tries)  # as many as one attempt asks
     assert 0.05 < early < 0.25  # 5 of 42

@@ -32,7 +32,7 @@ async def test_a_newcomer_begins_no_run_anew_that_was_further(network, tmp_path,
         await rounds.match(Due(1, 100, rounds.store.memory.snapshot))
     assert caught.value.behind
     donor = await ScriptedDonor(network.node(), run).start()
-    rounds._fork_choice.nudge(donor.peer_id, run.state.lineage_id)
+    rounds._fork_choice.claims.nudge(donor.peer_id, run.state.lineage_id)
     await asyncio.wait_for(joining, 5.0)
     assert (rounds.joined, rounds.position().round) == (True, 3)
 
@@ -79,7 +79,7 @@ async def test_few_who_have_waited_for_the_others_in_vain_wait_once(network, tmp
     run = Run(tmp_path / "others")
     rounds = rounds_at_genesis(network, tmp_path, run, [])
     me, due = rounds._node.peer_id, Due(1, 100, rounds.store.memory.snapshot)
-    rounds._fork_choice.scout.followed = lambda members: "many" in members
+    rounds._fork_choice.claims.scout.followed = lambda members: "many" in members
     rounds._matchmaker.included = lambda _: None
 
     async def match_with(*others):

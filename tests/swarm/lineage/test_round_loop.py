@@ -109,8 +109,8 @@ async def test_whoever_claims_to_be_ahead_and_cannot_show_it_is_not_expected_for
         """As before."""
 
     directory = SimpleNamespace(refresh=refresh)
-    following = SimpleNamespace(donors=lambda: ["donor"], catch_up=nobody_shows_it,
-                                turned_down=lambda donor: donor in shown)  # fmt: skip
+    claims = SimpleNamespace(donors=lambda: ["donor"], turned_down=lambda donor: donor in shown)
+    following = SimpleNamespace(claims=claims, catch_up=nobody_shows_it)
     after = RetryPolicy(leader.node, directory, leader.matchmaker, following, None, random.Random(1))
     membership = leader.matchmaker.membership
     assert membership.expected() == [byzantine.peer_id]
@@ -178,7 +178,7 @@ async def test_a_donor_that_cannot_be_reached_is_not_asked_again_at_once(network
         organiser="organiser", trainer=SimpleNamespace(tell=print), rng=random.Random(0),
     )  # fmt: skip
     rounds = LineageRounds(context, store)
-    running = [asyncio.ensure_future(work) for work in (rounds.run(), rounds._fork_choice.scout_forever())]
+    running = [asyncio.ensure_future(work) for work in (rounds.run(), rounds._fork_choice.claims.scout_forever())]
     for _ in range(200):  # turns of the loop
         await asyncio.sleep(0)
     await cancel_and_wait(running)
@@ -189,7 +189,7 @@ async def test_however_often_rounds_fail_the_next_one_is_tried(network):
     leader, _ = await gather(network, 2)
     network.retime(max_backoff_s=0.0)
     wanted = []
-    following = SimpleNamespace(donors=list)
+    following = SimpleNamespace(claims=SimpleNamespace(donors=list))
     slot = SimpleNamespace(want_snapshot=lambda: wanted.append(1))
     after = RetryPolicy(leader.node, None, leader.matchmaker, following, slot, random.Random(1))
     record = RoundRecord(status="aborted", round=6, lineage_id=PARENT, phase="match", reason="x", instead="retry")

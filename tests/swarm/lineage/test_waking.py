@@ -46,7 +46,7 @@ async def test_who_has_just_caught_up_asks_nobody_where_the_others_are(network, 
     sleeping, called, donor = await two_donors(network, run)
     rounds = rounds_at_genesis(network, tmp_path, run, told)
     rounds._directory.fresh, rounds._matchmaker.membership.company = False, (sleeping.peer_id,)
-    rounds._fork_choice.nudge(donor.peer_id, run.state.lineage_id)
+    rounds._fork_choice.claims.nudge(donor.peer_id, run.state.lineage_id)
     rounds._matchmaker.membership.avoid(donor.peer_id)  # it had been out of reach a moment before
     assert await rounds._fork_choice.catch_up()
     rounds._matchmaker.membership.expect(donor.peer_id)
@@ -82,7 +82,7 @@ async def test_who_has_slept_and_has_nothing_to_send_asks_its_last_group_too(net
     run.commit(2)
     donor.chain.extend(run.history.chain)
     await asyncio.wait_for(rounds._wait_for_work(), 5.0)
-    assert rounds._fork_choice.donors() == [donor.peer_id]
+    assert rounds._fork_choice.claims.donors() == [donor.peer_id]
 
 
 async def test_a_group_forms_anew_for_who_asks_what_it_has_missed(network, tmp_path):

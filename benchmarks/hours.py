@@ -16,11 +16,12 @@ NOTES = """\
 Whole peers in one process: rounds, matchmaking, the directory and the rules of blame are the production ones, with
 their default waits; machines, lines, the DHT's table and the trainers are played, and time jumps to the next timer.
 Machines are there from the beginning or come later; their lines go down for 3 to 60 s (all-needed: 120 s), every 200 to
-400 s each, alone, together, or only to one other machine, one way or both; their processes are killed and start again.
+400 s each, alone, together, or only to one other machine, one way or both; their processes are killed and start again;
+halves are apart for 10 to 240 s; and there are more machines (6) than seats (4).
 `pause` is the longest time without a round though enough machines were there, in parts of what a programme allows: the
-longest training, two straggler windows and 30 s. `in rounds` is the share of the rounds since it came that the least
-lucky machine was in, its faults included; `healed` the longest time from the last fault to a round of all."""
-HEADER = ("programme", "machines", "hours", "rounds", "faults", "in rounds", "refused", "pause", "healed")
+longest training, two straggler windows and 30 s. `counted` is the share of a machine's time, its faults included, whose
+tokens the longest chain has, of the least lucky; `healed` the longest time from the last fault to a round of all."""
+HEADER = ("programme", "machines", "hours", "rounds", "faults", "counted", "refused", "pause", "healed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +31,7 @@ class HoursRow:
     Attributes:
         machines: that are there in the end.
         rounds, faults, refused_s: of all swarms together.
-        share: of the rounds that the least lucky machine was in.
+        share: of its time that counts, of the least lucky machine.
         pause, pause_s: the longest, of what the programme allows and in seconds; `pause_seed` shows it again.
         healed_s: the longest; None: in one swarm no round of all came.
     """
@@ -101,7 +102,7 @@ def figures(rows: list[HoursRow]) -> tuple[Figure, ...]:
     healed = sum(row.healed_s is not None for row in rows)
     return (
         Figure(name="longest pause, of what is allowed", value=max(row.pause for row in rows), unit="", limit=1.0),
-        Figure(name="least share of rounds", value=100.0 * min(row.share for row in rows), unit="%"),
+        Figure(name="share of a machine's time that counts, least", value=100.0 * min(r.share for r in rows), unit="%"),
         Figure(name="programmes that did not heal", value=float(len(rows) - healed), unit="", limit=0.0),
         Figure(name="hours of virtual time", value=sum(row.hours for row in rows), unit="h"),
     )

@@ -17,7 +17,7 @@ from peer.swarm.runtime.tasks import cancel_and_wait
 from peer.swarm.runtime.timing import STANDARD
 from tests.swarm.lines import Lines
 from tests.swarm.network import MemoryNetwork
-from tests.swarm.training import Pace, TrainingPeer, manifest_of
+from tests.swarm.training import TOKENS, Pace, TrainingPeer, manifest_of
 
 EPOCH = 1.8e9  # wall-clock seconds at the beginning
 TIMEOUT_S, LOOK_S, SPARE_S = 120.0, 5.0, 30.0
@@ -35,11 +35,13 @@ class Programme:
         together: how likely each other machine goes away at the same time.
         one_line: how likely only the line to one other machine goes; half of these one way only.
         killed: how likely the machine's processes die, and start again after as long.
+        halves_every_s: on average, between two partitions of all machines into halves; 0: there are none.
     """
 
     peers: int = 4
     newcomers: int = 0
     min_group: int = 2
+    max_group: int = 16
     window_s: float = 30.0
     train_s: float = 60.0
     step_s: float = 0.5
@@ -49,6 +51,7 @@ class Programme:
     together: float = 0.0
     one_line: float = 0.0
     killed: float = 0.0
+    halves_every_s: float = 0.0
 
     @property
     def patience_s(self) -> float:
@@ -61,8 +64,8 @@ class Outcome:
     """What became of a swarm.
 
     Attributes:
-        rounds: that the furthest peer committed.
-        shares: of each peer, the share of them that it was in, of those that were made since it came.
+        rounds: of the longest chain.
+        shares: of each machine, what it could have trained since it came, its faults included, that the chain counts.
         pause_s, pause_at_s: the longest time without a round though enough machines were there, and when it ended.
         refused_s: how long peers were refused, all together.
         healed_s: from the end of the last fault to a round of all; None: there was none in four longest pauses.
@@ -101,8 +104,8 @@ class Machine:
         self.swarm, self.number, self.pace, self.folder = swarm, number, pace, folder
         seed = hashlib.sha256(f"{swarm.seed} {number}".encode()).digest()
         self.identity = Identity._of(Ed25519PrivateKey.from_private_bytes(seed))
-        self.away, self.memory, self.peer, self.running, self.since = False, None, None, None, 0
-        self.committed = 0
+        self.away, self.memory, self.peer, self.running = False, None, None, None
+        self.came_at = swarm.loop.time()
 
     @property
     def name(self):
@@ -126,7 +129,6 @@ class Machine:
 
     def _heard(self, record):
         if record.status == "committed":
-            self.committed += 1
             self.swarm.on_commit(len(record.members))
 
     async def kill(self):
@@ -150,7 +152,7 @@ class Swarm:
         self.programme, self.seed, self.folder, self.rng = programme, seed, folder, random.Random(seed)
         self.loop = asyncio.get_running_loop()
         self.network = MemoryNetwork(STANDARD, self.loop.time, Lines())
-        self.manifest = manifest_of(programme.window_s, TIMEOUT_S, programme.min_group)
+        self.manifest = manifest_of(programme.window_s, TIMEOUT_S, programme.min_group, programme.max_group)
         self.table, self.machines, self.tasks = {}, [], []
         self.faults, self._looked, self._without, self._longest = 0, 0.0, 0.0, (0.0, 0.0)
         self.together = asyncio.Event()
@@ -170,12 +172,19 @@ class Swarm:
         """A peer has committed a round of so many."""
         self.look()
         self._without = 0.0
-        if members == len(self.machines):
+        if members == min(len(self.machines), self.programme.max_group):
             self.together.set()
 
     @property
-    def rounds(self):
-        return max((m.peer.store.state.round for m in self.machines if m.peer is not None), default=0)
+    def chain(self):
+        """The longest there is."""
+        return max((m.peer.store.history.chain for m in self.machines if m.peer is not None), key=len)
+
+    def share(self, machine):
+        """Of a machine's time, what the chain counts."""
+        members = (member for certificate in self.chain for member in certificate.link.roster)
+        tokens = sum(member.tokens for member in members if member.peer_id == machine.name)
+        return tokens / TOKENS * machine.pace.train_s / (self.loop.time() - machine.came_at)
 
     async def come(self):
         """One more machine."""
@@ -183,7 +192,6 @@ class Swarm:
         slow = programme.slow if number == programme.peers - 1 else 1.0
         train_s = programme.train_s * slow * self.rng.uniform(1.0, 1.1)
         machine = Machine(self, number, Pace(train_s, programme.step_s * slow), self.folder / str(number))
-        machine.since = self.rounds
         self.machines.append(machine)
         await machine.start()
         if programme.away_every_s:
@@ -210,6 +218,17 @@ class Swarm:
             else:
                 await self._away([machine, *(other for other in others if rng.random() < programme.together)], seconds)
 
+    async def _halves(self):
+        programme, rng = self.programme, self.rng
+        while True:
+            await asyncio.sleep(rng.expovariate(1.0 / programme.halves_every_s))
+            names = [machine.name for machine in self.machines]
+            half = set(rng.sample(names, len(names) // 2))
+            ways = [(one, other) for one in names for other in names if (one in half) != (other in half)]
+            self.faults += 1
+            with self.network.lines.down(*ways):
+                await asyncio.sleep(rng.uniform(*programme.away_s))
+
     async def _line(self, source, sink, seconds, *, both):
         with self.network.lines.down((source, sink), *([(sink, source)] if both else [])):
             await asyncio.sleep(seconds)
@@ -227,6 +246,8 @@ class Swarm:
         """All of it; -> `Outcome`, but for what was logged."""
         for _ in range(self.programme.peers):
             await self.come()
+        if self.programme.halves_every_s:
+            self.tasks.append(asyncio.ensure_future(self._halves()))
         coming = sorted(self.rng.uniform(0.0, 1800.0 * hours) for _ in range(self.programme.newcomers))
         while self.loop.time() < 3600.0 * hours:
             await asyncio.sleep(LOOK_S)
@@ -239,10 +260,10 @@ class Swarm:
                     machine.running.result()
                     raise AssertionError(f"machine {machine.number} left")
         self.look()
-        made = self.rounds
+        pause_s, pause_at_s = self._longest
         return Outcome(
-            rounds=made, faults=self.faults, refused_s=0.0, pause_s=self._longest[0], pause_at_s=self._longest[1],
-            shares=[round(machine.committed / max(1, made - machine.since), 3) for machine in self.machines],
+            rounds=len(self.chain), faults=self.faults, refused_s=0.0, pause_s=pause_s, pause_at_s=pause_at_s,
+            shares=[round(self.share(machine), 3) for machine in self.machines],
             healed_s=await self._heal(),
         )  # fmt: skip
 

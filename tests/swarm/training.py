@@ -22,15 +22,15 @@ from peer.swarm.state.store import StateStore
 from tests.swarm.played import genesis_memory, state_in
 from tests.swarm.runs import make_state
 
-TOKENS = 1000  # of a contribution
+TOKENS = 1000  # of a regular contribution
 
 
-def manifest_of(window_s, timeout_s, min_group=2):
+def manifest_of(window_s, timeout_s, min_group=2, max_group=16):
     """Of a run of the tests' state, with these waits."""
     return RunManifest(
         name="a", model=ModelSpec(architecture="llama"), data=DataSpec(), inner=InnerSpec(),
         recipe=RecipeSpec(name="opendiloco", compressor="int8"), genesis=make_state().lineage_id,
-        rounds=RoundSpec(straggler_wait_s=window_s, timeout_s=timeout_s, min_group=min_group),
+        rounds=RoundSpec(straggler_wait_s=window_s, timeout_s=timeout_s, min_group=min_group, max_group=max_group),
     )  # fmt: skip
 
 
@@ -65,7 +65,7 @@ class TrainingPeer:
         self.silent, self._sequence, self._rng = False, 0, random.Random(number)
         self._training: asyncio.TimerHandle | None = None
         self.loop = asyncio.get_running_loop()
-        self._began = self.loop.time()
+        self._since = self._marked = self.loop.time()  # from here: not counted; not handed over
         self.memory = memory or genesis_memory()
         history = ChainStore(folder, manifest.genesis)
         self.store = StateStore(self.memory, state_in(self.memory), history, node.timing)
@@ -92,18 +92,27 @@ class TrainingPeer:
             self.heard(message.record)
         elif isinstance(message, Anchor):
             self.loop.call_soon(self.rounds.slot.on_merged)
-            self._began = self.loop.time()
-            self._train(self.pace.train_s)
+            if message.contributed is not None and message.contributed == self._sequence:
+                self._since = self._marked  # it counted; what did not is kept
+            self._train(max(self._rng.uniform(0.0, self.pace.step_s), self._due_in_s))
         elif isinstance(message, WantSnapshot):
             self._train(self._rng.uniform(0.0, self.pace.step_s))
+
+    @property
+    def _due_in_s(self):
+        """Seconds until enough is trained for a round."""
+        return max(0.0, self.pace.train_s - (self.loop.time() - self._since))
+
+    @property
+    def _unsent(self):
+        return int(TOKENS * (self.loop.time() - self._since) / self.pace.train_s)
 
     def _train(self, seconds):
         """Contribute in so many seconds, in place of what was to be contributed before."""
         self.rest()
-        unsent = min(1.0, (self.loop.time() - self._began) / self.pace.train_s)
         self.rounds.slot.on_progress(Progress(
-            step=0, tokens=0, tokens_per_s=TOKENS / self.pace.train_s, loss=None, due_in_s=seconds,
-            unsent_tokens=int(unsent * TOKENS), seconds_waiting=0.0,
+            step=0, tokens=0, tokens_per_s=TOKENS / self.pace.train_s, loss=None, due_in_s=max(seconds, self._due_in_s),
+            unsent_tokens=self._unsent, seconds_waiting=0.0,
         ))  # fmt: skip
         self._training = self.loop.call_later(seconds, self._contribute)
 
@@ -115,11 +124,11 @@ class TrainingPeer:
     def _contribute(self):
         if self.silent:
             return
-        self._sequence += 1
+        self._sequence, self._marked, tokens = self._sequence + 1, self.loop.time(), max(1, self._unsent)
         generator = torch.Generator().manual_seed(100 * self.number + self._sequence)
         anchor = self.memory.anchor
         self.memory.snapshot.copy_(anchor + 0.01 * torch.randn(len(anchor), generator=generator))
-        self.rounds.slot.on_snapshot(Snapshot(sequence=self._sequence, tokens=TOKENS))
+        self.rounds.slot.on_snapshot(Snapshot(sequence=self._sequence, tokens=tokens))
 
     async def start(self):
         """Take streams, as an agent does."""

@@ -44,7 +44,7 @@ class Matchmaker:
         self._node, self._directory, self._rosters = node, directory, rosters
         self._me = me
         self.membership = Membership(node, rosters.run_id, directory, me)
-        self._regrouping = RegroupPolicy(node.timing, node.clock)
+        self._regrouping = RegroupPolicy(node.timing, node.clock, rosters.rounds.straggler_wait_s)
         self._sat = asyncio.Event()
         self._lobby = Lobby(node, rosters, self.membership, me, self)
         self._invites = Invites(node, rosters, self.membership, me, self)
@@ -69,7 +69,7 @@ class Matchmaker:
         return self._rosters.rounds.straggler_wait_s + self._node.timing.solo_patience_s
 
     def newcomers(self, members: frozenset[str]) -> list[str]:
-        """The peers for which a persistent group re-forms; if they do not fit, only occasionally: they alternate."""
+        """The peers for which a persistent group re-forms; if they do not fit, once in a while: they alternate."""
         wanted = self._regrouping.among(self._wanted() - members)
         return [peer_id for peer_id in wanted if self._has_place(members, peer_id)]
 

@@ -8,12 +8,20 @@ from peer.swarm.runtime.expiring import ExpiringMap, ExpiringSet
 from peer.swarm.runtime.timing import Timing
 from peer.system.clock import Clock
 
+FULL = 0.5
+"""Of the straggler window: how long a full group stays while others wait."""
+
 
 class RegroupPolicy:
-    """Peers outside the group that could be in it. A peer that does not join is tried ever more rarely."""
+    """Peers outside the group that could be in it. A peer that does not join is tried ever more rarely.
 
-    def __init__(self, timing: Timing, clock: Clock) -> None:
+    Args:
+        window_s: how long a round waits for its members.
+    """
+
+    def __init__(self, timing: Timing, clock: Clock, window_s: float) -> None:
         self._clock, self._formed = clock, clock()
+        self._full_s = min(timing.longest_regroup_wait_s, FULL * window_s)
         self._first_s, self._longest_s = timing.first_regroup_wait_s, timing.longest_regroup_wait_s
         self._waits: ExpiringMap[str, tuple[float, float]] = ExpiringMap(clock)  # until when, and for how long
         self._honoured: ExpiringMap[tuple[str, str], float] = ExpiringMap(clock, self._longest_s)
@@ -28,8 +36,10 @@ class RegroupPolicy:
         return sorted(peer_id for peer_id in peer_ids if self._waits.get(peer_id, (0.0, 0.0))[0] <= now)
 
     def overdue(self) -> bool:
-        """Whether the group has been the same for so long that it re-forms even for peers that do not fit."""
-        return self._clock() >= self._formed + self._longest_s
+        """Whether the group has been the same for so long that it re-forms even for peers that do not fit. It must not
+        take as long as these wait at its leader: they would leave, lead a round that loses, and blame the leader.
+        """
+        return self._clock() >= self._formed + self._full_s
 
     def missed(self, peer_ids: Iterable[str]) -> None:
         """A group formed without these; a peer that had just announced itself is excused."""

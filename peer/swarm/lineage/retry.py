@@ -15,9 +15,11 @@ from peer.swarm.catchup.late_commits import NoAnswerError, find_continuation
 from peer.swarm.group.matchmaking import Matchmaker
 from peer.swarm.net.directory import Directory
 from peer.swarm.net.node import Node
+from peer.swarm.runtime.expiring import BoundedMap
 
 log = logging.getLogger(__name__)
 BEHIND_TRIES = 10
+MAX_UNPROVEN = 256
 MAX_DOUBLINGS = 10  # a float ends at 1024 of them
 
 
@@ -32,10 +34,13 @@ class RetryPolicy:
         self._fork_choice, self._slot, self._rng = fork_choice, slot, rng
         self._failed_in_row = 0
         self._owed = False
+        self._unproven: BoundedMap[str, int] = BoundedMap(MAX_UNPROVEN)
 
-    def committed(self) -> None:
-        """A round went well."""
+    def committed(self, members: Sequence[str]) -> None:
+        """A round of these went well."""
         self._failed_in_row = 0
+        for peer_id in members:
+            self._unproven.pop(peer_id, None)
 
     async def of(self, record: RoundRecord) -> None:
         """Return when a round may be tried again; a fresh contribution is asked for, unless this peer caught up."""
@@ -44,14 +49,23 @@ class RetryPolicy:
             await self._until_a_peer_comes()
         elif record.instead == "catch_up":
             if await self._until_caught_up(record.culprit):
+                self._unproven.clear()
                 return
             if record.culprit is not None:
-                # it claimed that this peer is behind, and no peer proves it: a false claim costs few rounds that way
-                self._matchmaker.membership.disbelieve(record.culprit, self._node.timing.unproven_s)
+                self._disbelieve(record.culprit)
         else:
             await self._back_off(record)
         self._owed = True
         self.settle()
+
+    def _disbelieve(self, peer_id: str) -> None:
+        """It claimed that this peer is behind, and no peer proves it: for longer each time, else a few such leaders, in
+        turn, would cost all rounds.
+        """
+        timing, times = self._node.timing, self._unproven.get(peer_id, 0)
+        self._unproven[peer_id] = times + 1
+        seconds = min(timing.longest_disbelief_s, timing.unproven_s * 2.0 ** min(times, MAX_DOUBLINGS))
+        self._matchmaker.membership.disbelieve(peer_id, seconds)
 
     def settle(self) -> None:
         """Ask for the fresh contribution, unless another peer is ahead: then catch up first."""

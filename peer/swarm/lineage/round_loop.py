@@ -245,7 +245,7 @@ class LineageRounds(RoundLoop[StateStore]):
 
     async def _after(self, record: RoundRecord) -> None:
         if record.status == "committed":
-            self._retry.committed()
+            self._retry.committed(record.members)
             more = self.control.names_last_round
             self._leave_at = self._node.clock() + (self._last_round_s() if more else 0.0)
             self._directory.announce_soon()

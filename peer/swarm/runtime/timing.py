@@ -131,7 +131,7 @@ class Timing:
     alone_recheck_s: float = _lasts(15.0, "that a peer which is alone waits before it tries a round")
     first_backoff_s: float = _lasts(0.1, "half of the longest pause after a first failed round, doubled each time")
     max_backoff_s: float = _lasts(5.0, "of pause at most, however many rounds have failed in a row")
-    unproven_s: float = _lasts(30.0, "without a peer that says this one is behind and shows nothing")
+    unproven_s: float = _lasts(30.0, "without a peer that says this one is behind and shows nothing; doubled each time")
     last_round_s: float = _lasts(15.0, "beyond its wait for others that a round may take which ends a run")
     unheard_s: float = _lasts(10.0, "that a member which has slept asks what became of its round")
 

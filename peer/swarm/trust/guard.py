@@ -111,15 +111,18 @@ class Guard:
         """Whether it gets no seat: it is banned, or broke the protocol or stalled recently."""
         if self.banned(peer_id) or self.strikes.refuses(peer_id):
             return True
-        return self.stalls.refuses(peer_id) and peer_id not in self._spared()
+        if not self.stalls.refuses(peer_id):
+            return False
+        return self._standing.fresh(peer_id) or peer_id not in self._spared()
 
     def _spared(self) -> set[str]:
         """The refused peers that still get a seat: as many as a round lacks, the least guilty first. Without them this
-        peer would only wait for the refusals to pass.
+        peer would only wait for the refusals to pass. None that no round has seen: anybody can make hundreds, which
+        would take the seats of those that others have, and the processor's time.
         """
-        live = set(self._host.live_peers())
+        live = {peer_id for peer_id in self._host.live_peers() if not self._standing.fresh(peer_id)}
         refused = {peer_id for peer_id in live if self.stalls.refuses(peer_id)}
-        others = sum(not self._standing.fresh(peer_id) for peer_id in live - refused)
+        others = len(live) - len(refused)
         return set(sorted(refused, key=self.stalls.guilt)[: max(0, self.fewest - 1 - others)])
 
     def objection(self, members: Iterable[str], where: str = "") -> StalledError | None:

@@ -24,7 +24,7 @@ async def test_a_peer_ends_its_persistent_group_exactly_if_it_says_that_it_comes
     members = frozenset({first.peer_id, second.peer_id})
     matchmaker = second.matchmaker
     second.itself.members = members
-    matchmaker._regrouping = RegroupPolicy(STANDARD, clock)
+    matchmaker._regrouping = RegroupPolicy(STANDARD, clock, 240.0)
     answers = []
     for wait_s in (0.0, 0.0, STANDARD.first_regroup_wait_s):
         clock.now += wait_s

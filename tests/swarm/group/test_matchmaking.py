@@ -10,7 +10,6 @@ from peer.outer.round import RoundAborted
 from peer.protocol.wire import InviteMessage, Kind, RejectMessage, StatusMessage
 from peer.swarm.group.roster import roster_order
 from peer.swarm.runtime.tasks import cancel_and_wait
-from peer.swarm.runtime.timing import STANDARD
 from tests.swarm.gathering import (
     INVITE_NAME,
     NEXT,
@@ -233,11 +232,10 @@ async def test_clients_have_turns(network):
     leader, first, second = await gather(network, 3, clients=(1, 2))
     pair = frozenset((leader.peer_id, first.peer_id))
     now = leader.matchmaker._regrouping._formed
-    longest_s = STANDARD.longest_regroup_wait_s
-    for later, expected in ((longest_s - 1.0, []), (longest_s + 1.0, [second.peer_id])):
+    for later, expected in ((14.9, []), (15.1, [second.peer_id])):  # half a straggler window
         leader.matchmaker._regrouping._clock = lambda later=later: now + later
         assert leader.matchmaker.newcomers(pair) == expected
-    leader.matchmaker._regrouping._formed = now + longest_s
+    leader.matchmaker._regrouping._formed = now + 15.0
     assert leader.matchmaker.newcomers(frozenset((leader.peer_id,))) == sorted((first.peer_id, second.peer_id))
 
 

@@ -17,7 +17,7 @@ class Clock:
 
 def test_whoever_does_not_come_is_tried_ever_more_rarely():
     clock = Clock()
-    newcomers = RegroupPolicy(STANDARD, clock)
+    newcomers = RegroupPolicy(STANDARD, clock, 240.0)
     tries = []
     for _ in range(4000):
         if newcomers.among(["x"]):
@@ -32,7 +32,7 @@ def test_whoever_does_not_come_is_tried_ever_more_rarely():
 
 def test_whoever_came_is_a_newcomer_like_any_other_the_next_time():
     clock = Clock()
-    newcomers = RegroupPolicy(STANDARD, clock)
+    newcomers = RegroupPolicy(STANDARD, clock, 240.0)
     newcomers.missed(["x", "y"])
     assert newcomers.among(["z", "y", "x"]) == ["z"]
     newcomers.came(["x"])
@@ -41,7 +41,7 @@ def test_whoever_came_is_a_newcomer_like_any_other_the_next_time():
 
 def test_missing_it_twice_in_one_wait_counts_once():
     clock = Clock()
-    newcomers = RegroupPolicy(STANDARD, clock)
+    newcomers = RegroupPolicy(STANDARD, clock, 240.0)
     newcomers.missed(["x"])
     newcomers.missed(["x"])
     clock.now += STANDARD.first_regroup_wait_s
@@ -50,7 +50,7 @@ def test_missing_it_twice_in_one_wait_counts_once():
 
 def test_old_entries_are_forgotten():
     clock = Clock()
-    newcomers = RegroupPolicy(STANDARD, clock)
+    newcomers = RegroupPolicy(STANDARD, clock, 240.0)
     for number in range(1000):
         newcomers.missed([f"peer {number}"])
         clock.now += 1.0
@@ -60,7 +60,7 @@ def test_old_entries_are_forgotten():
 @pytest.mark.parametrize("how", ["announced", "invited"])
 def test_whoever_shows_itself_is_honoured_once_in_each_wait(how):
     clock = Clock()
-    newcomers = RegroupPolicy(STANDARD, clock)
+    newcomers = RegroupPolicy(STANDARD, clock, 240.0)
     shown = getattr(newcomers, how)
     tries = 0
     for _ in range(4 * 1000):  # somebody who shows itself without end, and with whom no group ever forms
@@ -68,7 +68,7 @@ def test_whoever_shows_itself_is_honoured_once_in_each_wait(how):
             tries += 1
             newcomers.missed(["x"])
         clock.now += 0.25
-    quiet = RegroupPolicy(STANDARD, clock)
+    quiet = RegroupPolicy(STANDARD, clock, 240.0)
     tries_without = 0
     for _ in range(4 * 1000):
         if quiet.among(["x"]):
@@ -81,7 +81,7 @@ def test_whoever_shows_itself_is_honoured_once_in_each_wait(how):
 
 def test_whoever_has_announced_itself_and_is_missed_all_the_same_may_invite():
     clock = Clock()
-    newcomers = RegroupPolicy(STANDARD, clock)
+    newcomers = RegroupPolicy(STANDARD, clock, 240.0)
     for _ in range(5):  # it was away for minutes, and group after group has formed without it
         newcomers.missed(["x"])
         clock.now += STANDARD.first_regroup_wait_s * 32
@@ -99,7 +99,7 @@ def test_whoever_has_announced_itself_and_is_missed_all_the_same_may_invite():
 
 
 def test_who_comes_back_sits_and_leaves_has_no_excuse():
-    newcomers = RegroupPolicy(STANDARD, Clock())
+    newcomers = RegroupPolicy(STANDARD, Clock(), 240.0)
     newcomers.announced("x")
     assert newcomers.sits("x")
     newcomers.left("x")
@@ -109,7 +109,7 @@ def test_who_comes_back_sits_and_leaves_has_no_excuse():
 
 def test_excuses_are_rare_and_forgotten():
     clock = Clock()
-    newcomers = RegroupPolicy(STANDARD, clock)
+    newcomers = RegroupPolicy(STANDARD, clock, 240.0)
     excused = 0
     for second in range(10 * int(STANDARD.excuse_period_s)):  # it announces itself each second, and is never in a group
         newcomers.announced("x")
@@ -130,7 +130,7 @@ def test_excuses_are_rare_and_forgotten():
 
 def test_nobody_interrupts_a_group_again_and_again():
     clock = Clock()
-    newcomers = RegroupPolicy(STANDARD, clock)
+    newcomers = RegroupPolicy(STANDARD, clock, 240.0)
     interrupted = []
     for _ in range(400):
         if newcomers.interrupts("x"):
@@ -145,7 +145,7 @@ def test_nobody_interrupts_a_group_again_and_again():
 
 def test_who_sits_there_is_taken_in_each_time_unless_it_leaves_its_seat():
     clock = Clock()
-    newcomers = RegroupPolicy(STANDARD, clock)
+    newcomers = RegroupPolicy(STANDARD, clock, 240.0)
     for _ in range(5):
         newcomers.missed(["x"])
         assert newcomers.among(["x"]) == []

@@ -11,7 +11,6 @@ from peer.outer.round import RoundAborted
 from peer.protocol.wire import InviteMessage, Kind, StatusMessage
 from peer.swarm.group.invites import LAST_CALL
 from peer.swarm.runtime.tasks import cancel_and_wait
-from peer.swarm.runtime.timing import STANDARD
 from tests.swarm.gathering import INVITE_NAME, NEXT, PARENT, RUN, gather, until
 
 pytestmark = pytest.mark.usefixtures("brisk")
@@ -32,11 +31,10 @@ async def test_a_persistent_group_forms_anew_for_whoever_it_lacks(network):
 async def test_a_full_group_forms_anew_only_now_and_then(network):
     first, second, third = await gather(network, 3, high=2)
     now = first.matchmaker._regrouping._formed
-    longest_s = STANDARD.longest_regroup_wait_s
-    for later, expected in ((longest_s - 1.0, []), (longest_s + 1.0, [third.peer_id])):
+    for later, expected in ((14.9, []), (15.1, [third.peer_id])):  # half a straggler window
         first.matchmaker._regrouping._clock = lambda later=later: now + later
         assert first.matchmaker.newcomers(frozenset((first.peer_id, second.peer_id))) == expected
-    first.matchmaker._regrouping._formed = now + longest_s
+    first.matchmaker._regrouping._formed = now + 15.0
     assert first.matchmaker.newcomers(frozenset((first.peer_id, second.peer_id))) == []
     assert first.matchmaker.newcomers(frozenset((first.peer_id,))) == sorted((second.peer_id, third.peer_id))
 
@@ -236,6 +234,7 @@ async def test_nobody_is_invited_any_more_once_nobody_waits(network):
 
 async def test_a_full_group_is_not_hurried_by_those_whom_it_has_no_place_for(network):
     leader, member, outsider = await gather(network, 3, wait=0.2, high=2)
+    leader.matchmaker._regrouping._full_s = 60.0  # it formed just now
     leader.due_in_s = member.due_in_s = 1000.0
     leader.halfway = member.halfway = False
     group = frozenset((leader.peer_id, member.peer_id))

@@ -72,11 +72,13 @@ class Exchange:
         self._rosters, self._on_join, self._observer = rosters, on_join, observer or Unobserved()
         self._group_words = group_words = GroupWords(node.identity, rosters.run_id)
         self._word_exchange = WordExchange(node, rosters.run_id, group_words, self._observer.equivocated)
-        self._words = OwnWords(node, self._observer, self._lateness, group_words, self._word_exchange)
+        self._patience_s = rosters.rounds.straggler_wait_s + timing.solo_patience_s
+        self._words = OwnWords(
+            node, self._observer, self._lateness, group_words, self._word_exchange, self._patience_s
+        )
         self.group_streams = GroupStreams(node, rosters.run_id, group_words, lambda: self._group)
         self._group: PersistentGroup | None = None
         self._buffers: RoundBuffers | None = None
-        self._patience_s = rosters.rounds.straggler_wait_s + timing.solo_patience_s
 
     async def start(self) -> None:
         await self.group_streams.start()
@@ -212,7 +214,7 @@ class Exchange:
                 # it may have ended in the middle of a frame: nothing more can be said on that stream
                 unread = RoundAborted("commit", f"{peer_id} did not take all in time", peer_id)
                 lack = Lack("stream", frozenset({peer_id}))
-                self._group.give_up(self._words.gives_up(self._group, unread, lack, self._clock() - now))
+                self._group.give_up(self._words.gives_up(self._group, unread, lack, min(left, self._clock() - now)))
 
     async def release(self, group: Group, abort: RoundAborted | None, position: Position | None = None) -> None:
         """End the round. After an abort, tell the others at once, so that none waits for the deadline.

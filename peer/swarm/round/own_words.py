@@ -19,13 +19,18 @@ from peer.swarm.round.word_exchange import WordExchange
 
 
 class OwnWords:
-    """Finds them, and hands them to the observer as those of the others."""
+    """Finds them, and hands them to the observer as those of the others.
+
+    Args:
+        patience_s: how long a member waits for the joins of the others.
+    """
 
     def __init__(
-        self, node: Node, observer: RoundObserver, lateness: Lateness, group_words: GroupWords, exchange: WordExchange
-    ) -> None:
+        self, node: Node, observer: RoundObserver, lateness: Lateness, group_words: GroupWords, exchange: WordExchange,
+        patience_s: float,
+    ) -> None:  # fmt: skip
         self._node, self._observer, self._lateness, self._clock = node, observer, lateness, node.clock
-        self._group_words, self._exchange = group_words, exchange
+        self._group_words, self._exchange, self._patience_s = group_words, exchange, patience_s
 
     def gives_up(
         self, persistent: PersistentGroup, abort: RoundAborted, lack: Lack | None, lost_s: float | None = None
@@ -100,5 +105,10 @@ class OwnWords:
         return replace(lack, delayed_by=self._lateness.delayed_by(self._clock(), buffers.times))
 
     def _lost_s(self, buffers: RoundBuffers) -> float:
-        """What a round that fails now has cost: since its exchange began, or the first member was ready for it."""
-        return max(0.0, self._clock() - (buffers.times.began or buffers.times.opened))
+        """What a round that fails now has cost: since its exchange began, or the first member was ready for it. The
+        others have left at its end; if this machine has slept since, that is no member's fault.
+        """
+        times = buffers.times
+        began = times.began or times.opened
+        ends = (buffers.deadline if times.began else began + self._patience_s) + self._node.timing.late_vote_s
+        return max(0.0, min(self._clock(), ends) - began)

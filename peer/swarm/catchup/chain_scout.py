@@ -27,6 +27,7 @@ SLACK_LINKS = 256  # rounds that a donor may have made since its record was writ
 LINKS_PER_REQUEST = 512
 MOST_LINKS = 4096
 LEAST_LINK_RATE = 50.0
+PAUSE = 9.0  # of the time that a link of a stranger's took to check: rounds need the processor, and claims are free
 GRACE_ROUNDS = 1000  # that are always believed: clocks differ
 
 
@@ -189,8 +190,9 @@ class ChainScout:
         chain: Sequence[Certificate] = own[:shared]
         seen, file = tally_of(chain).rounds, None if own else self._history.claimed()
         most = min(possible, shared + MOST_LINKS) if own else possible
+        pause = PAUSE if own and not self.has_say(donor) else 0.0
         while links:
-            await check_links(links, self._run_id, parent, len(chain), self.rules.limits, seen)
+            await check_links(links, self._run_id, parent, len(chain), self.rules.limits, seen, pause)
             parent = links[-1].link.id
             chain = extended(chain, links) if file is None else _written(file, links, donor)
             if not own and self._misses_checkpoint(chain):
@@ -277,10 +279,17 @@ def _written(file: CertificateFile, links: Sequence[Certificate], donor: str) ->
 
 
 async def check_links(
-    links: Sequence[Certificate], run_id: str, parent: str, first_round: int, limits: RosterLimits, seen: Counter[str]
-) -> None:
-    """`check_chain`, link by link: rounds continue in between."""
+    links: Sequence[Certificate], run_id: str, parent: str, first_round: int, limits: RosterLimits, seen: Counter[str],
+    pause: float = 0.0,
+) -> None:  # fmt: skip
+    """`check_chain`, link by link: rounds continue in between.
+
+    Args:
+        pause: after each link, in times that it took.
+    """
+    clock = asyncio.get_running_loop().time
     for offset, certificate in enumerate(links):
+        began = clock()
         check_chain([certificate], run_id, parent, first_round + offset, limits, seen)
         parent = certificate.link.id
-        await asyncio.sleep(0)
+        await asyncio.sleep(pause * (clock() - began))

@@ -94,8 +94,10 @@ class DHTProtocol(UnboundedProtocol):  # type: ignore[misc]  # its name is part 
         await self._met(request.peer, context.remote_id)
         response = dht_pb2.FindResponse(results=[], peer=self.node_info)
         asking = node_id_of(str(context.remote_id))
+        told = set[bytes]()
         for key in request.keys[:MAX_CALL_KEYS]:
-            found = self.storage.answer(key)
+            found = self.storage.answer(key) if key not in told else None
+            told.add(key)
             result = dht_pb2.FindResult(type=dht_pb2.NOT_FOUND)
             if found is not None:
                 result = dht_pb2.FindResult(
@@ -150,6 +152,10 @@ class DHTProtocol(UnboundedProtocol):  # type: ignore[misc]  # its name is part 
         self.storage.churned += len(result.value)
         place, refused, checked = key.to_bytes(), 0, 0
         for number, (owner, value, expires_at) in enumerate(_entries(result.value), start=1):
+            if number % CHECKED_AT_ONCE == 0:
+                await asyncio.sleep(0)
+            if self.storage.full_for(place, owner):  # whatever it is
+                continue
             subkey = MSGPackSerializer.dumps(owner)
             checked += isinstance(value, bytes) and not self.storage.read_before(place, subkey, value)
             if checked > MAX_CHECKED:  # the others with the next answer
@@ -158,8 +164,6 @@ class DHTProtocol(UnboundedProtocol):  # type: ignore[misc]  # its name is part 
                 refused += not isinstance(value, bytes) or not self.storage.signed(place, subkey, value)
             if refused > MAX_REFUSED and not plain:
                 raise ProtocolError(f"more than {MAX_REFUSED} of its records are none")
-            if number % CHECKED_AT_ONCE == 0:
-                await asyncio.sleep(0)
 
     def _named(self, result: Any) -> dict[DHTID, PeerID]:
         """The nodes in an answer whose ids are those of their peer ids."""

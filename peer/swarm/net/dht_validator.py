@@ -47,12 +47,14 @@ class Claims(NamedTuple):
         run_id: whose run; empty for a manifest.
         serial: of two records of one signer under one key the higher one is newer.
         expires_at: wall-clock seconds; None where others may repeat the record for as long as they like.
+        work: the nonce of a peer's identity.
     """
 
     kind: str
     run_id: str
     serial: int
     expires_at: float | None = None
+    work: int = 0
 
 
 _judged: BoundedMap[bytes, tuple[float, Claims | None]] = BoundedMap(_REMEMBERED)  # each with when that was
@@ -103,7 +105,7 @@ def _claims_of(key: bytes, owner: str, blob: bytes) -> Claims | None:
         signer, payload = open_sealed("peer", blob)
         record = parse_json(PeerRecord, payload)
         fits = signer == owner and key == key_id(peers_key(record.run_id))
-        return Claims("peer", record.run_id, record.serial, record.expires_at) if fits else None
+        return Claims("peer", record.run_id, record.serial, record.expires_at, record.work) if fits else None
     if looks_like_report(blob):
         signer, run_id, serial = report_place(blob)
         return Claims("report", run_id, serial) if signer == owner and key == key_id(reports_key(run_id)) else None

@@ -65,13 +65,17 @@ class RecordStore:
         self._foreign_bytes = 0
         self._newest: BoundedMap[tuple[bytes, str], int] = BoundedMap(_SERIALS)
         self._swept_at = 0.0
+        self._worked: dict[str, Callable[[str, int], bool]] = {}
         self.run_ids: set[str] = set()
         self.known: Callable[[str], bool] = lambda _: False
         self.churned = 0
 
-    def serve(self, run_id: str, known: Callable[[str], bool]) -> None:
-        """One more run is this node's, with its known peers."""
+    def serve(
+        self, run_id: str, known: Callable[[str], bool], worked: Callable[[str, int], bool] = lambda *_: True
+    ) -> None:
+        """One more run is this node's, with its known peers, and what it asks of identities."""
         before = self.known
+        self._worked[run_id] = worked
         self.run_ids.add(run_id)
         self.known = lambda peer_id: known(peer_id) or before(peer_id)
 
@@ -107,17 +111,37 @@ class RecordStore:
         if read is None or not expires_at > self._clock():
             return False
         owner, claims = read
+        if not self._has_worked(owner, claims):
+            return False
         if claims.kind in ("peer", "report") and sender not in ("", owner):
             return False  # only its signer hands it in: an identity costs at least a connection
         return self._hold(key, owner, StoredRecord(value, claims, expires_at, sender, self._clock()))
 
     def signed(self, key: bytes, subkey: bytes, value: bytes) -> bool:
-        """Whether this is a record that its owner has signed, whatever becomes of it here."""
-        return self._validator.signed(key, subkey, value) is not None
+        """Whether this is a record that its owner has signed, and may have, whatever becomes of it here."""
+        read = self._validator.signed(key, subkey, value)
+        return read is not None and self._has_worked(*read)
+
+    def _has_worked(self, owner: str, claims: Claims) -> bool:
+        """Whether a peer of a run of this node's has done the work of an identity: else a thousand keys that cost
+        nothing take the places of newcomers.
+        """
+        worked = self._worked.get(claims.run_id) if claims.kind == "peer" else None
+        return worked is None or owner == self._own_id or worked(owner, claims.work)
 
     def read_before(self, key: bytes, subkey: bytes, value: bytes) -> bool:
         """See `SealedRecordValidator.read_before`."""
         return self._validator.read_before(key, subkey, value)
+
+    def full_for(self, key: bytes, owner: str) -> bool:
+        """Whether a record that this node reads elsewhere would be the first to go from under this key: none signed by
+        such an owner needs to be looked at.
+        """
+        held = self._keys.get(key, {})
+        if not held or owner in held or not self._last(owner):
+            return False
+        kind = next(iter(held.values())).claims.kind
+        return len(held) >= MAX_RECORDS[kind]
 
     def records(self, key: bytes) -> dict[str, tuple[bytes, float]]:
         """Values, as hivemind packs them, and expiry of the records under a key; those that go first, first."""

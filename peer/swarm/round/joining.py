@@ -54,8 +54,7 @@ class Joining:
             ended_by = broken.remote if isinstance(broken, GaveUpError) else broken.culprit
             almost_s = max(ALMOST * patience_s, patience_s - self._late_s)
             return abort, self._late(self._clock() - almost_s) or self._waiting(ended_by)
-        if late:
-            names = sorted(self._missing())
+        if late and (names := sorted(self._missing())):  # else the last one came as the window ended
             abort = RoundAborted("match", f"{', '.join(names)} did not come within {patience_s:.0f} s", names[0])
             return abort, self._late(self._clock()) or self._waiting()
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -163,3 +164,24 @@ async def test_without_a_checkpoint_a_newcomer_starts_where_its_introducer_stand
     await exchange.introduce([introducer.peer_id], joiner.scout)
     assert joiner.scout.judge(await joiner.scout.look(heavier.peer_id, 30)) is ForkVerdict.KEEP
     assert joiner.scout.judge(await joiner.scout.look(introducer.peer_id, 3)) is ForkVerdict.FOLLOW
+
+
+@pytest.mark.parametrize("has_say", [False, True])
+async def test_the_links_of_a_stranger_leave_the_processor_to_the_rounds(
+    network, joiner, tmp_path, monkeypatch, has_say
+):
+    """Three looks at chains of 64 members each made rounds fifteen times as long."""
+    checked, pauses, sleep = [], [], asyncio.sleep
+    monkeypatch.setattr(chain_scout, "check_chain", lambda *_: checked.append(1) or time.sleep(0.005))
+    monkeypatch.setattr(joiner.scout, "has_say", lambda _: has_say)
+
+    async def pause(seconds):
+        pauses.append(seconds)
+        await sleep(0)
+
+    donor = await forger(network, tmp_path, 4)
+    monkeypatch.setattr(chain_scout.asyncio, "sleep", pause)
+    await joiner.scout.look(donor.peer_id, 4)
+    monkeypatch.setattr(chain_scout.asyncio, "sleep", sleep)
+    assert len(checked) == 4
+    assert sum(pauses) >= 4 * 9 * 0.005 if not has_say else max(pauses) == 0.0

@@ -207,3 +207,35 @@ async def test_nobody_sits_down_with_the_banned_and_their_leader_is_told(network
     assert leader in met
     assert rounds._node.refuses(banned)
     assert not rounds._node.refuses(leader)
+
+
+async def test_a_leader_that_is_never_ahead_is_disbelieved_for_longer_each_time(network, tmp_path, monkeypatch):
+    """Six that said so in turn, each for seconds of every half minute, stopped all rounds."""
+    network.retime(recheck_s=0.001)
+    rounds, said, caught_up = rounds_at_genesis(network, tmp_path, Run(tmp_path / "others"), []), [], False
+
+    async def catch_up(*_):
+        return caught_up
+
+    async def refresh():
+        """There is nothing new."""
+
+    monkeypatch.setattr(rounds._fork_choice, "catch_up", catch_up)
+    monkeypatch.setattr(rounds._retry._directory, "refresh", refresh, raising=False)
+    monkeypatch.setattr(rounds._matchmaker.membership, "disbelieve", lambda *claim: said.append(claim))
+    record = RoundRecord(
+        status="aborted", round=0, lineage_id=rounds.position().lineage_id, phase="match", reason="x",
+        instead="catch_up", culprit="liar",
+    )  # fmt: skip
+    usual = STANDARD.unproven_s
+    for _ in range(8):
+        await rounds._retry.of(record)
+    longest = STANDARD.longest_disbelief_s
+    assert said == [("liar", min(longest, usual * 2**times)) for times in range(8)]
+    rounds._retry.committed(["liar"])
+    await rounds._retry.of(record)
+    caught_up = True
+    await rounds._retry.of(record)
+    caught_up = False
+    await rounds._retry.of(record)
+    assert said[8:] == [("liar", usual)] * 2

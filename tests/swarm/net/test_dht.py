@@ -15,7 +15,11 @@ from hivemind.proto import dht_pb2
 from hivemind.utils import MSGPackSerializer
 
 from peer.errors import ProtocolError
+from peer.protocol.identity import Identity
+from peer.protocol.records import PEER_TTL_S, PeerRecord, dump_json, peers_key, seal
+from peer.swarm.net import record_store
 from peer.swarm.net.dht import MAX_CHECKED, MAX_REFUSED, BoundedDHT, DHTProtocol, node_id_of
+from peer.swarm.net.dht_validator import key_id
 from peer.swarm.net.record_store import RecordStore
 from tests.swarm.net.published import ALICE, BOB
 
@@ -135,3 +139,57 @@ async def test_records_of_a_clock_that_is_ahead_are_no_fault_of_the_node_that_te
         told.store(f"owner {number}", b"signed", time.time() + 10.0)
     found = dht_pb2.FindResult(type=dht_pb2.FOUND_DICTIONARY, value=MSGPackSerializer.dumps(told))
     await protocol._take(DHTID.generate(), found, plain=False)
+
+
+def made_up(count, run_id="ab" * 32):
+    """Records of peers that nobody has met, as they travel, and where they belong."""
+    told, expires_at = DictionaryDHTValue(), time.time() + PEER_TTL_S
+    record = PeerRecord(
+        run_id=run_id, nickname="x", state="training", round=0, lineage_id="a" * 64, lineage_weight=0,
+        expires_at=expires_at, serial=1,
+    )  # fmt: skip
+    for _ in range(count):
+        identity = Identity.generate()
+        told.store(identity.peer_id, MSGPackSerializer.dumps(seal(identity, "peer", dump_json(record))), expires_at)
+    found = dht_pb2.FindResult(type=dht_pb2.FOUND_DICTIONARY, value=MSGPackSerializer.dumps(told))
+    return DHTID.from_bytes(key_id(peers_key(run_id))), found
+
+
+async def test_a_peer_that_has_not_worked_takes_no_place():
+    protocol = answering(node_id_of(str(PLAIN)).to_bytes())
+    place, found = made_up(MAX_REFUSED + 8)
+    protocol.storage.serve("ab" * 32, lambda _: False, lambda *_: False)
+    with pytest.raises(ProtocolError, match="are none"):
+        await protocol._take(place, found, plain=False)
+    assert len(protocol.storage) == 0
+    protocol.storage.serve("ab" * 32, lambda _: False, lambda *_: True)
+    await protocol._take(place, found, plain=False)
+    assert len(protocol.storage) == MAX_REFUSED + 8
+
+
+async def test_what_would_find_no_place_is_not_looked_at(monkeypatch):
+    """Twenty nodes that told new made-up peers all the time took a processor, although none of those was held."""
+    protocol = answering(node_id_of(str(PLAIN)).to_bytes())
+    monkeypatch.setitem(record_store.MAX_RECORDS, "peer", 8)
+    place, found = made_up(8)
+    await protocol._take(place, found, plain=False)
+    held, looks = set(protocol.storage.records(place.to_bytes())), []
+    read = protocol.storage._validator.read
+    monkeypatch.setattr(protocol.storage._validator, "read", lambda *record: looks.append(record) or read(*record))
+    await protocol._take(*made_up(20), plain=False)
+    assert (len(looks), set(protocol.storage.records(place.to_bytes()))) == (0, held)
+    known = made_up(1)
+    protocol.storage.known = lambda _: True
+    await protocol._take(*known, plain=False)
+    assert (len(looks), len(protocol.storage)) == (1, 8)
+    await protocol._take(place, found, plain=False)
+    assert len(looks) > 1, "those that are held are renewed"
+
+
+async def test_a_key_that_is_asked_for_eight_times_is_answered_once():
+    protocol = answering(node_id_of(str(PLAIN)).to_bytes())
+    place, found = made_up(3)
+    await protocol._take(place, found, plain=False)
+    request = dht_pb2.FindRequest(keys=[place.to_bytes()] * 8)
+    response = await protocol.rpc_find(request, SimpleNamespace(remote_id=PLAIN))
+    assert [result.type for result in response.results] == [dht_pb2.FOUND_DICTIONARY] + 7 * [dht_pb2.NOT_FOUND]

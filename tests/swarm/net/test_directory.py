@@ -155,6 +155,21 @@ async def test_a_crowd_hides_none_of_the_known_nor_of_those_that_were_here(netwo
     assert {ALICE.peer_id, *(signer.peer_id for signer in early)} <= set(reader.peers)
 
 
+async def test_each_record_is_opened_once_however_often_it_is_read(network, monkeypatch):
+    """A thousand of strangers took a quarter of a second at each read, in one piece."""
+    dht, reader = reader_of(network)
+    opened, opening = [], directory.open_sealed
+    monkeypatch.setattr(directory, "open_sealed", lambda *sealed: opened.append(1) or opening(*sealed))
+    dht.tell(ALICE)
+    dht.records["somebody"] = b"no record"
+    for _ in range(3):
+        await reader.refresh()
+    assert (list(reader.peers), len(opened)) == ([ALICE.peer_id], 2)
+    dht.tell(ALICE, serial=2)
+    await reader.refresh()
+    assert len(opened) == 3
+
+
 async def test_a_reader_stops_at_its_own_limit(network, monkeypatch):
     monkeypatch.setattr(directory, "MAX_RECORDS_READ", 30)
     dht, reader = reader_of(network)

@@ -71,7 +71,9 @@ class Exchange:
         self._lateness, self._pool = Lateness(timing.late_s), BufferPool()
         self._rosters, self._on_join, self._observer = rosters, on_join, observer or Unobserved()
         self._group_words = group_words = GroupWords(node.identity, rosters.run_id)
-        self._word_exchange = WordExchange(node, rosters.run_id, group_words, self._observer.equivocated)
+        self._word_exchange = WordExchange(
+            node, rosters.run_id, group_words, self._observer.equivocated, self._observer.explained
+        )
         self._patience_s = rosters.rounds.straggler_wait_s + timing.solo_patience_s
         self._words = OwnWords(
             node, self._observer, self._lateness, group_words, self._word_exchange, self._patience_s

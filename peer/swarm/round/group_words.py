@@ -16,6 +16,7 @@ from peer.swarm.round.giving_up import Lack, StalledError
 from peer.swarm.runtime.expiring import BoundedMap
 
 GROUPS_KEPT = 16
+BY_WORDS = ("word", "waiting", "roster")  # stages that count only with the word of another, or for one listener
 
 
 @dataclass
@@ -134,14 +135,22 @@ class GroupWords:
         for heard in self._heard.values():
             heard.compared.add(member)
 
-    def compare(self, remote: str, message: HeardWords) -> list[TwoWords]:
-        """What another member has heard in a group: proofs that a member said two things. Each is compared once."""
-        heard, found = self._heard.get(message.group), list[TwoWords]()
+    def compare(self, remote: str, message: HeardWords) -> tuple[dict[str, Lack], list[TwoWords]]:
+        """What another member has heard in a group. Each is compared once.
+
+        Returns:
+            what members lack whose words have not come to this peer; and proofs that a member said two things.
+        """
+        heard, found, learned = self._heard.get(message.group), list[TwoWords](), dict[str, Lack]()
         if heard is not None and remote in heard.members - heard.compared:
             heard.compared.add(remote)
             for one in message.words:
-                self._note(message.group, heard, one.member, one.word, found)
-        return found
+                new = one.member not in heard.words
+                if self._note(message.group, heard, one.member, one.word, found) and new:
+                    lack = Lack.said(one.word)
+                    if lack is not None and lack.stage not in BY_WORDS:
+                        learned[one.member] = lack
+        return learned, found
 
     def _note(self, group: str, heard: _Heard, member: str, word: SignedWord, found: list[TwoWords]) -> bool:
         """-> whether this member has signed it; appends the proof that it has signed another one as well."""

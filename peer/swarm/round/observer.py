@@ -33,6 +33,9 @@ class RoundObserver(Protocol):
     def gave_up(self, persistent: PersistentGroup, member: str, lack: Lack | None, lost_s: float) -> None:
         """A member, perhaps this peer, gives up and says what it lacks; this peer has lost so many seconds by it."""
 
+    def explained(self, group: str, member: str, lack: Lack) -> None:
+        """A member that said nothing to this peer as a round failed has told others what it lacked."""
+
     def equivocated(self, finding: TwoWords) -> None:
         """A member has given two reasons to two members."""
 
@@ -69,6 +72,8 @@ class Unobserved:
     def committed(self, buffers: RoundBuffers) -> None: ...
 
     def gave_up(self, persistent: PersistentGroup, member: str, lack: Lack | None, lost_s: float) -> None: ...
+
+    def explained(self, group: str, member: str, lack: Lack) -> None: ...
 
     def equivocated(self, finding: TwoWords) -> None: ...
 

@@ -12,6 +12,7 @@ from peer.protocol.records import dump_json, parse_json
 from peer.protocol.wire import MAX_WORDS_BYTES, HeardWords, Kind
 from peer.swarm.net.node import Node
 from peer.swarm.net.stream import FrameStream, StreamClosedError
+from peer.swarm.round.giving_up import Lack
 from peer.swarm.round.group_words import GROUPS_KEPT, GroupWords
 from peer.swarm.round.persistent_group import PersistentGroup
 from peer.swarm.runtime.expiring import BoundedMap
@@ -22,10 +23,14 @@ class WordExchange:
 
     Args:
         found: called with each proof that a member has said two things.
+        learned: called with a group, a member whose word has not come to this peer itself, and what it lacks.
     """
 
-    def __init__(self, node: Node, run_id: str, words: GroupWords, found: Callable[[TwoWords], None]) -> None:
-        self._node, self._words, self._found = node, words, found
+    def __init__(
+        self, node: Node, run_id: str, words: GroupWords, found: Callable[[TwoWords], None],
+        learned: Callable[[str, str, Lack], None] = lambda *_: None,
+    ) -> None:  # fmt: skip
+        self._node, self._words, self._found, self._learned = node, words, found, learned
         self._name = f"atoll/{run_id[:16]}/words"
         self._begun: BoundedMap[str, None] = BoundedMap(GROUPS_KEPT)
 
@@ -66,5 +71,8 @@ class WordExchange:
         except ProtocolError:
             self._words.await_no_more(stream.remote)
             raise
-        for finding in self._words.compare(stream.remote, message):
+        learned, found = self._words.compare(stream.remote, message)
+        for member, lack in learned.items():
+            self._learned(message.group, member, lack)
+        for finding in found:
             self._found(finding)

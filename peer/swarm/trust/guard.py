@@ -196,6 +196,10 @@ class Guard:
         else:
             self.stalls.settle(persistent.identifier)
 
+    def explained(self, group: str, member: str, lack: Lack) -> None:
+        """A member that said nothing to this peer as a round failed has told others what it lacked."""
+        self.stalls.explained(group, member, lack)
+
     def equivocated(self, finding: TwoWords) -> None:
         """A member has given two reasons to two members as it ended a round."""
         evidence = Evidence(finding=finding)

@@ -172,6 +172,17 @@ class StallBook:
             self._held.pop(peer_id, None)
         self._judge(failure)
 
+    def explained(self, group: str, member: str, lack: Lack) -> None:
+        """A member whose word did not come to this peer has given it to others. If it does not stall by that word, as
+        most see, it is this peer's line that is cut: a group that has it is no reason to decline.
+        """
+        failure = self._failures.get(group)
+        if failure is None or not failure.settled or failure.lacks.get(member) is not None:
+            return
+        failure.hear(member, lack)
+        if not failure.is_most(_ByMember(failure.disputes() | failure.circled()[0]).of(member)):
+            self._shunned.pop(member, None)
+
     def waited(self, members: Iterable[str], waited: Waited, words: Mapping[str, Waited]) -> None:
         """A round is committed, of these members. One that was late has cost its seconds, and that a group forms again
         once it is refused.

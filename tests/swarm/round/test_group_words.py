@@ -93,12 +93,13 @@ def test_members_show_each_other_all_that_they_heard_and_compare_it_once_a_membe
         assert words.message(GROUP, lacking(X)).heard is None
     shown = books[B].shown(GROUP)
     assert shown.words == (HeardWord(member=X.peer_id, word=lies[B].word),)
-    assert books[A].compare("a stranger", shown) == []
-    (found,) = books[A].compare(B.peer_id, shown)
+    assert books[A].compare("a stranger", shown) == ({}, [])
+    _, (found,) = books[A].compare(B.peer_id, shown)
     assert (found.member, found.first, found.second) == (X.peer_id, lies[A].word, lies[B].word)
-    assert books[A].compare(B.peer_id, shown) == books[A].compare(C.peer_id, shown) == []  # it is known by now
+    for member in (B, C):
+        assert books[A].compare(member.peer_id, shown) == ({}, [])  # it is known by now
     assert books[A].shown("c" * 64) is None
-    assert books[A].compare(B.peer_id, shown.model_copy(update={"group": "c" * 64})) == []
+    assert books[A].compare(B.peer_id, shown.model_copy(update={"group": "c" * 64})) == ({}, [])
 
 
 def test_a_word_on_a_roster_hides_no_later_word():
@@ -157,3 +158,13 @@ def test_words_that_may_both_stand_prove_nothing(changes):
     assert Judge(RUN, None).judge(Evidence(finding=TwoWords(**fields))).culprit == X.peer_id
     with pytest.raises(NoEvidenceError):
         Judge(RUN, None).judge(Evidence(finding=TwoWords(**fields | changes)))
+
+
+def test_what_a_member_did_not_say_to_this_peer_it_learns_of_others_once():
+    said = {one: word_of(X, lacking(B, stage="contribution")) for one in (A, B)}
+    books = {one: GroupWords(one, RUN) for one in (A, B)}
+    assert books[A].hear(GROUP, MEMBERS, B.peer_id, word_of(B, lacking(X)))[1] == []
+    assert books[B].hear(GROUP, MEMBERS, X.peer_id, said[B])[1] == []
+    shown = books[B].shown(GROUP)
+    assert books[A].compare(B.peer_id, shown) == ({X.peer_id: Lack.said(said[B].word)}, [])
+    assert books[A].compare(C.peer_id, shown) == ({}, [])

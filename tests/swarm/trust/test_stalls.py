@@ -251,3 +251,16 @@ def test_nobody_of_two_is_named():
     for _ in range(5):
         books.fail(a="contribution x", x="contribution a")
     assert not books.books["a"].shuns("x")
+
+
+@pytest.mark.parametrize(("told_others", "shuns"), [("contribution a", False), ("vote a", True), ("reduced b", True)])
+def test_a_member_behind_a_line_that_is_cut_is_shunned_until_its_word_comes_by_others(told_others, shuns):
+    """It alone heard nothing: it would decline each group with that member, and the others blame both for that."""
+    books = Books("a")
+    for number in range(2):
+        books.fail(a="contribution x", b="reduced a x", c="reduced a x")
+        assert books.books["a"].shuns(LIAR) == (number == 1)  # as most saw, by what came to this peer
+    stage, name = told_others.split()
+    books.books["a"].explained("1", LIAR, Lack(stage, frozenset({name}), round=-1))
+    assert books.books["a"].shuns(LIAR) == shuns
+    assert books.refused("a") == {LIAR}

@@ -17,7 +17,7 @@ Whole peers in one process: rounds, matchmaking, the directory and the rules of 
 their default waits; machines, lines, the DHT's table and the trainers are played, and time jumps to the next timer.
 Machines are there from the beginning or come later; their lines go down for 3 to 60 s (all-needed: 120 s), every 200 to
 400 s each, alone, together, or only to one other machine, one way or both; their processes are killed and start again;
-halves are apart for 10 to 240 s; and there are more machines (6) than seats (4).
+halves are apart for 10 to 240 s; machines sleep; and there are more machines (6) than seats (4).
 `pause` is the longest time without a round though enough machines were there, in parts of what a programme allows: the
 longest training, two straggler windows and 30 s. `counted` is the share of a machine's time, its faults included, whose
 tokens the longest chain has, of the least lucky; `healed` the longest time from the last fault to a round of all."""

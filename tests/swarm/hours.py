@@ -27,11 +27,12 @@ PROGRAMMES = {
     "slow": Programme(peers=3, slow=3.0, step_s=2.7, away_every_s=0.0),
     "together": Programme(away_every_s=200.0, together=0.3),
     "one-line": Programme(away_every_s=200.0, one_line=0.6),
+    "sleepers": Programme(away_every_s=150.0, away_s=(3.0, 90.0), asleep=1.0),
     "kills": Programme(away_every_s=200.0, killed=0.6),
     "halves": Programme(peers=6, away_every_s=0.0, halves_every_s=400.0, away_s=(10.0, 240.0)),
     "too-many": Programme(peers=6, max_group=4, away_every_s=0.0),
     "newcomers": Programme(peers=2, newcomers=4, away_every_s=400.0, killed=0.2),
-    "everything": Programme(peers=6, newcomers=2, slow=2.0, away_every_s=300.0, together=0.1, one_line=0.3, killed=0.3),
+    "everything": Programme(peers=6, newcomers=2, slow=2.0, together=0.1, one_line=0.2, killed=0.2, asleep=0.3),
 }
 
 

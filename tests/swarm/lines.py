@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import socket
 from collections import Counter
 from contextlib import contextmanager, suppress
@@ -44,14 +45,15 @@ class Lines:
         await self._clear(sink, source)
         ours, mine = socket.socketpair()
         theirs, other = socket.socketpair()
-        near, far = await asyncio.open_connection(sock=mine), await asyncio.open_connection(sock=other)
-        task = asyncio.ensure_future(self._carry_both(source, near, sink, far))
+        carrying = self._carry_both(source, mine, sink, other)
+        task = asyncio.get_running_loop().create_task(carrying, context=contextvars.Context())  # of no machine
         self._carrying[task] = {source, sink}
         task.add_done_callback(self._carrying.pop)
         return ours, theirs
 
-    async def _carry_both(self, source, near, sink, far):
+    async def _carry_both(self, source, mine, sink, other):
         """Until one end closes."""
+        near, far = await asyncio.open_connection(sock=mine), await asyncio.open_connection(sock=other)
         ways = [
             asyncio.ensure_future(self._carry(source, near[0], sink, far[1])),
             asyncio.ensure_future(self._carry(sink, far[0], source, near[1])),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import hashlib
 import random
 from contextlib import ExitStack, suppress
@@ -18,6 +19,7 @@ from peer.swarm.runtime.timing import STANDARD
 from tests.swarm.lines import Lines
 from tests.swarm.network import MemoryNetwork
 from tests.swarm.training import TOKENS, Pace, TrainingPeer, manifest_of
+from tests.swarm.virtual_time import MACHINE, Sleeper
 
 EPOCH = 1.8e9  # wall-clock seconds at the beginning
 TIMEOUT_S, LOOK_S, SPARE_S = 120.0, 5.0, 30.0
@@ -35,6 +37,7 @@ class Programme:
         together: how likely each other machine goes away at the same time.
         one_line: how likely only the line to one other machine goes; half of these one way only.
         killed: how likely the machine's processes die, and start again after as long.
+        asleep: how likely the machine sleeps.
         halves_every_s: on average, between two partitions of all machines into halves; 0: there are none.
     """
 
@@ -51,6 +54,7 @@ class Programme:
     together: float = 0.0
     one_line: float = 0.0
     killed: float = 0.0
+    asleep: float = 0.0
     halves_every_s: float = 0.0
 
     @property
@@ -97,10 +101,11 @@ class PlayedDHT:
         return SimpleNamespace(value=found) if found else None
 
 
-class Machine:
-    """One that may be away, and whose peer may be killed."""
+class Machine(Sleeper):
+    """One that may be away or asleep, and whose peer may be killed."""
 
     def __init__(self, swarm, number, pace, folder):
+        super().__init__()
         self.swarm, self.number, self.pace, self.folder = swarm, number, pace, folder
         seed = hashlib.sha256(f"{swarm.seed} {number}".encode()).digest()
         self.identity = Identity._of(Ed25519PrivateKey.from_private_bytes(seed))
@@ -112,7 +117,12 @@ class Machine:
         return self.identity.peer_id
 
     async def start(self):
-        """A peer, with what an earlier one left."""
+        """A peer, with what an earlier one left; all that it does is done by this machine."""
+        context = contextvars.copy_context()
+        context.run(MACHINE.set, self)
+        await self.swarm.loop.create_task(self._start(), context=context)
+
+    async def _start(self):
         swarm, up = self.swarm, lambda: swarm.network.lines.up(self.name, "the DHT")
         node = swarm.network.node(self.identity, PlayedDHT(swarm.table, swarm.wall_clock, up))
         directory = Directory(node, swarm.manifest.run_id, swarm.wall_clock)
@@ -142,7 +152,7 @@ class Machine:
 
     @property
     def there(self):
-        return self.peer is not None and not self.away
+        return self.peer is not None and not self.away and not self.asleep
 
 
 class Swarm:
@@ -213,7 +223,13 @@ class Swarm:
                 await asyncio.sleep(seconds)
                 self.look()
                 await machine.start()
-            elif others and kind < programme.killed + programme.one_line:
+            elif kind < programme.killed + programme.asleep:
+                machine.asleep = True
+                await asyncio.sleep(seconds)
+                self.look()
+                machine.peer.slept(seconds)
+                machine.wake()
+            elif others and kind < programme.killed + programme.asleep + programme.one_line:
                 await self._line(machine.name, rng.choice(others).name, seconds, both=rng.random() < 0.5)
             else:
                 await self._away([machine, *(other for other in others if rng.random() < programme.together)], seconds)
@@ -271,6 +287,7 @@ class Swarm:
         """Seconds until all make a round together, once nothing fails any more."""
         await cancel_and_wait(self.tasks)
         for machine in self.machines:
+            machine.wake()
             if machine.peer is None:
                 await machine.start()
         self.together.clear()

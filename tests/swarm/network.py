@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -36,10 +37,10 @@ class MemoryP2P:
 
     def __init__(self, network, peer_id):
         self._network, self._peer_id = network, peer_id
-        self.handlers = {}
+        self.handlers, self.context = {}, None
 
     async def add_binary_stream_handler(self, name, handler):
-        self.handlers[name] = handler
+        self.handlers[name], self.context = handler, contextvars.copy_context()  # in that of its machine
 
     async def call_binary_stream_handler(self, peer_id, name):
         network, remote = self._network, self._network.hosts.get(str(peer_id))
@@ -49,13 +50,18 @@ class MemoryP2P:
             ours, theirs = socket.socketpair()
         else:
             ours, theirs = await network.lines.connect(str(self._peer_id), str(peer_id))
-        reader, writer = await asyncio.open_connection(sock=theirs)
+        info, handler = SimpleNamespace(peer_id=self._peer_id), remote.handlers[name]
+
+        async def serve():
+            await handler(info, *await self._opened(theirs))
+
+        network.spawn(serve(), remote.context)
+        return info, *await self._opened(ours)
+
+    async def _opened(self, sock):
+        reader, writer = await asyncio.open_connection(sock=sock)
         self._network.writers.append(writer)
-        info = SimpleNamespace(peer_id=self._peer_id)
-        self._network.spawn(remote.handlers[name](info, reader, writer))
-        reader, writer = await asyncio.open_connection(sock=ours)
-        self._network.writers.append(writer)
-        return info, reader, writer
+        return reader, writer
 
 
 def retime(node, **durations):
@@ -104,8 +110,8 @@ class MemoryNetwork:
         """Nobody can open a stream to this peer any more."""
         del self.hosts[peer_id]
 
-    def spawn(self, work):
-        task = asyncio.ensure_future(work)
+    def spawn(self, work, context=None):
+        task = asyncio.get_running_loop().create_task(work, context=context)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
         return task

@@ -116,6 +116,10 @@ class TrainingPeer:
         ))  # fmt: skip
         self._training = self.loop.call_later(seconds, self._contribute)
 
+    def slept(self, seconds):
+        """The machine was asleep, and trained nothing."""
+        self._since, self._marked = self._since + seconds, self._marked + seconds
+
     def rest(self):
         """Contribute nothing more, until asked again."""
         if self._training is not None:

@@ -51,11 +51,8 @@ class MemoryP2P:
         else:
             ours, theirs = await network.lines.connect(str(self._peer_id), str(peer_id))
         info, handler = SimpleNamespace(peer_id=self._peer_id), remote.handlers[name]
-
-        async def serve():
-            await handler(info, *await self._opened(theirs))
-
-        network.spawn(serve(), remote.context)
+        reader, writer = await network.spawn(self._opened(theirs), remote.context)
+        network.spawn(handler(info, reader, writer), remote.context)
         return info, *await self._opened(ours)
 
     async def _opened(self, sock):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 from dataclasses import dataclass
 
 from benchmarks.figures import BenchReport, Figure, Say, benchmark_parser, check_count, documents, run_benchmark
@@ -67,8 +66,6 @@ def measure(arguments: argparse.Namespace, say: Say) -> BenchReport:
         raise UserError(f"--programmes {wrong}: there is none of this name", f"take some of {', '.join(PROGRAMMES)}")
     if not 0.1 <= arguments.hours <= 100.0:
         raise UserError(f"--hours={arguments.hours:g}: must be from 0.1 to 100", "1 is a good length")
-    logging.getLogger("peer").propagate = False
-    logging.getLogger("peer").setLevel(logging.INFO if arguments.log else logging.WARNING)
     rows = []
     for name in dict.fromkeys(arguments.programmes):
         seeds = range(arguments.seed, arguments.seed + arguments.swarms)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import re
 import tempfile
 from collections import Counter
+from contextlib import contextmanager
 from pathlib import Path
 
 from peer.swarm.runtime.tasks import cancel_and_wait
@@ -53,23 +53,37 @@ class Log(logging.Handler):
             print(f"{self._swarm.loop.time():8.1f} {text}")
 
 
+@contextmanager
+def _logged_to(log, level):
+    """The records of all peers go there, and nowhere else."""
+    logger = logging.getLogger("peer")
+    before = logger.level, logger.propagate
+    logger.addHandler(log)
+    logger.setLevel(level)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(log)
+        logger.setLevel(before[0])
+        logger.propagate = before[1]
+
+
 def play(programme, seed, hours, echo=False):
     """A swarm's hours; -> `Outcome`."""
-    random.seed(seed)
-    logger, loop = logging.getLogger("peer"), VirtualTimeLoop()
+    loop = VirtualTimeLoop()
 
     async def whole(folder):
         swarm = Swarm(programme, seed, Path(folder))
         log = Log(swarm, echo)
-        logger.addHandler(log)
-        try:
-            outcome = await swarm.live(hours)
-            outcome.refused_s = log.refused.total()
-            return outcome
-        finally:
-            logger.removeHandler(log)
-            await swarm.network.close()
-            await cancel_and_wait(asyncio.all_tasks() - {asyncio.current_task()})
+        with _logged_to(log, logging.INFO if echo else logging.WARNING):
+            try:
+                outcome = await swarm.live(hours)
+                outcome.refused_s = log.refused.total()
+                return outcome
+            finally:
+                await swarm.network.close()
+                await cancel_and_wait(asyncio.all_tasks() - {asyncio.current_task()})
 
     try:
         with tempfile.TemporaryDirectory() as folder:

@@ -19,8 +19,8 @@ Names = Annotated[tuple[PeerIdText, ...], Field(max_length=64), FailFast()]
 class Said(Spec):
     """`lacks`: the first stage that failed, and `lacking`: of which members; `delayed_by`: who had delayed this member
     by then, or ended the round while it waited. `round`: in which; -1: the group's first. `cause`: the signature of the
-    word of another for which it gave up, so that no words are the causes of each other in a circle. Claims, which no
-    peer believes alone.
+    word of another for which it gave up, so that no words are the causes of each other in a circle. `waited`: for these
+    contributions until its deadline. Claims, which no peer believes alone.
     """
 
     lacks: Stage
@@ -28,6 +28,7 @@ class Said(Spec):
     delayed_by: Names = ()
     round: Annotated[int, Field(ge=-1, le=MAX_ROUNDS)] = -1
     cause: SignatureHex | None = None
+    waited: bool = False
 
 
 class Word(Said):

@@ -25,6 +25,7 @@ class Lack:
             round for it.
         round: in which; -1: the first one of its group.
         shown: it has shown the word of the member that ended the round for it.
+        waited: for contributions until its deadline: no word that came then explains that they did not.
     """
 
     stage: Stage
@@ -32,6 +33,7 @@ class Lack:
     delayed_by: frozenset[str] = frozenset()
     round: int = field(default=-1, compare=False)
     shown: bool = field(default=False, compare=False)
+    waited: bool = field(default=False, compare=False)
 
     @classmethod
     def said(cls, word: SignedWord | None) -> Lack | None:
@@ -39,7 +41,8 @@ class Lack:
         if word is None or not word.lacking:
             return None
         delayed_by = word.delayed_by if word.lacks in MAY_BE_DELAYED else ()
-        return cls(word.lacks, frozenset(word.lacking), frozenset(delayed_by), word.round)
+        waited = word.waited and word.lacks == "contribution"
+        return cls(word.lacks, frozenset(word.lacking), frozenset(delayed_by), word.round, waited=waited)
 
 
 class GaveUpError(RoundAborted):

@@ -76,6 +76,7 @@ class GroupWords:
         word = Word(
             run_id=self._run_id, group=group, lacks=lack.stage, lacking=tuple(sorted(lack.names)),
             delayed_by=tuple(sorted(lack.delayed_by)), round=lack.round, cause=cause.signature if cause else None,
+            waited=lack.waited,
         )  # fmt: skip
         return SignedWord.of(self._identity, word)
 

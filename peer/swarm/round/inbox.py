@@ -23,6 +23,8 @@ from peer.swarm.round.signatures import ReducedShards, sitting_of
 from peer.swarm.runtime.buffer_pool import Lend, blank
 from peer.swarm.runtime.futures import deliver, fail, has_come
 
+OVER = 0.98
+"""Of the time of an exchange: its deadline has passed, as members begin at different moments."""
 MEASURED_BYTES = 1 << 16  # of a frame whose time says how fast a line is
 
 
@@ -264,6 +266,10 @@ class RoundBuffers:
             before = Lack(stage, frozenset(peer_id for peer_id, at in times.items() if at > half))
             start = max([start, *times.values()])
         return None
+
+    def over(self, now: float) -> bool:
+        """Whether its deadline has passed; not where others have ended it."""
+        return not self.overtaken.done() and now >= self.times.began + OVER * (self.deadline - self.times.began)
 
     def lacks(self, stage: Stage) -> bool:
         """Whether something of a stage has not come, or is of no use."""

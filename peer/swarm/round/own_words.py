@@ -66,8 +66,12 @@ class OwnWords:
         if abort.useless is not None and abort.culprit is not None:
             buffers.useless.add((abort.useless, abort.culprit))
         own_id = self._node.peer_id
-        own = abort.culprit == own_id and not isinstance(abort, GaveUpError)
-        lack = (None if own else buffers.lack(self._clock())) or seen_at(abort, own_id, buffers.lack_of)
+        own, now = abort.culprit == own_id and not isinstance(abort, GaveUpError), self._clock()
+        lack = None if own else buffers.lack(now)
+        if lack is None:
+            lack = seen_at(abort, own_id, buffers.lack_of)
+        elif lack.stage == "contribution":
+            lack = replace(lack, waited=buffers.over(now) and buffers.lacks("contribution"))
         return self.gives_up(persistent, abort, self._with_delay(buffers, lack))
 
     async def of_differing(

@@ -169,11 +169,14 @@ class FailedRound:
 
     def _unexplained(self, accuser: str, peer_id: str) -> bool:
         """Whether no word of another explains what the accuser lacks of this member: the accuser was the first to say
-        one; or this member, or most others, had made the round, and so had all that it sends in it.
+        one, or had waited until its deadline, before which a member that gives up for a word says so; or this member,
+        or most others, had made the round, and so had all that it sends in it.
         """
         lack, theirs, others = self._word(accuser), self.lacks.get(peer_id), self.members - {accuser, peer_id}
         if lack is None or theirs is None or lack.stage == "word":
             return False
+        if lack.waited and theirs.stage == "word":
+            return True
         if theirs.round != lack.round and (lack.stage != "join" or theirs.round > lack.round):
             return True
         made = sum(other is not None and other.round > lack.round for other in map(self.lacks.get, others))

@@ -55,15 +55,19 @@ class Books:
 
     def fail(self, lost_s=LOST_S, **words):
         """A round fails: `words` are the stage and the members that a member lacks, as `a="contribution b c"`; behind
-        `by` those that had delayed it; behind `shows` the round, and that it shows the word for which it gave up.
+        `by` those that had delayed it; behind `shows` the round, and that it shows the word for which it gave up;
+        after `waited` it had waited until its deadline.
         """
         group, self.clock.now = str(next(self._number)), self.clock.now + lost_s
         for book in self.books.values():
             for member, text in words.items():
+                waited, text = text.startswith("waited "), text.removeprefix("waited ")
                 text, shows, number = text.partition(" shows ")
                 lacking, _, delayed_by = text.partition(" by ")
                 stage, *names = lacking.split()
-                lack = Lack(stage, frozenset(names), frozenset(delayed_by.split()), int(number or -1), bool(shows))
+                lack = Lack(
+                    stage, frozenset(names), frozenset(delayed_by.split()), int(number or -1), bool(shows), waited
+                )
                 book.told(group, self.members, member, lack, lost_s)
             self.clock.now += STANDARD.stall_words_s
             book.settle(group)

@@ -264,3 +264,24 @@ def test_a_member_behind_a_line_that_is_cut_is_shunned_until_its_word_comes_by_o
     books.books["a"].explained("1", LIAR, Lack(stage, frozenset({name}), round=-1))
     assert books.books["a"].shuns(LIAR) == shuns
     assert books.refused("a") == {LIAR}
+
+
+@pytest.mark.parametrize("waited", [False, True])
+def test_who_gives_up_for_a_word_at_the_deadline_is_not_excused_by_it(waited):
+    """It withholds its contribution, hears the first victim, and ends the round for that one's word: each failure was
+    then a dispute with another member, and it took four of them until it was refused.
+    """
+    books = Books(*HONEST, x=25)
+    for first in ("a", "b"):
+        said = dict.fromkeys(HONEST, f"{'waited ' * waited}contribution x")
+        books.fail(**said, x=f"word {first} shows -1")
+    assert {owner: books.refused(owner) for owner in HONEST} == dict.fromkeys(HONEST, {LIAR} if waited else set())
+
+
+def test_a_liar_that_claims_to_have_waited_is_believed_by_no_other():
+    """It tells one member alone that it gives up, and that member all others, long before the deadline."""
+    books = Books("a", "b", "x", c=25)
+    for _ in range(4):
+        books.fail(c="waited contribution x", a="word x shows -1", b="word x shows -1", x="word c shows -1")
+        assert not any(books.books[owner].shuns("x") for owner in ("a", "b"))
+    assert "c" in books.refused("x")

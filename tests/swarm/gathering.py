@@ -62,7 +62,7 @@ class Itself:
 
     def __init__(self, member, client):
         self._member, self.client, self.called, self.slot = member, client, False, self
-        self.members = frozenset()
+        self.members, self.rosters = frozenset(), []
 
     def position(self):
         return self._member.position
@@ -82,8 +82,7 @@ class Itself:
         return self._member.training
 
     def last_rosters(self, count):
-        assert count == 0
-        return []
+        return self.rosters[max(0, len(self.rosters) - count) :]
 
     def followed(self, members):
         self._member.asked.append(members)

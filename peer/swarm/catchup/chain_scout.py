@@ -28,6 +28,7 @@ LINKS_PER_REQUEST = 512
 MOST_LINKS = 4096
 LEAST_LINK_RATE = 50.0
 PAUSE = 9.0  # of the time that a link of a stranger's took to check: rounds need the processor, and claims are free
+MOST_PAUSE_S = 1.0  # this machine may have slept meanwhile
 GRACE_ROUNDS = 1000  # that are always believed: clocks differ
 
 
@@ -42,7 +43,7 @@ class NoRoomError(AtollError):
 class LinkSource(Protocol):
     """Where certificates come from."""
 
-    async def links(self, donor: str, from_round: int, count: int) -> list[Certificate]:
+    async def links(self, donor: str, from_round: int, count: int, pause: float = 0.0) -> list[Certificate]:
         """At most `count` certificates of the donor's chain from a round on, as it says; nothing is checked."""
 
 
@@ -107,12 +108,16 @@ class ChainScout:
 
     Args:
         run_id, rules: the run, and which chains it allows and prefers.
+
+    Attributes:
+        busy: whether there are rounds that need the processor.
     """
 
     def __init__(self, source: LinkSource, run_id: str, rules: ChainRules, history: ChainStore) -> None:
         self._source, self._run_id, self._history = source, run_id, history
         self.rules, self._rule, self._checkpoints = rules, rules.rule, rules.checkpoints
         self._weighed: tuple[int, dict[str, int]] | None = None
+        self.busy: Callable[[], bool] = lambda: True
 
     def claims(self, records: Mapping[str, PeerRecord], avoided: Collection[str], lost: bool = False) -> list[str]:
         """Peers that say they are on another chain, or further on this one: those with a say here first.
@@ -183,14 +188,14 @@ class ChainScout:
         possible = self.rules.most_rounds(len(own))
         if claimed_round > possible:
             raise ProtocolError(f"{donor} claims round {claimed_round}; the run can have made {possible} by now")
-        start, links = await self._meet(donor, own, self._floor(own, behind))
+        pause = PAUSE if own and self.busy() and not self.has_say(donor) else 0.0
+        start, links = await self._meet(donor, own, self._floor(own, behind), pause)
         shared, more = start + shared_links(own[start:], links), len(links) == LINKS_PER_REQUEST
         links = links[shared - start :]
         parent = id_of(own, shared - 1) if shared else self._history.genesis
         chain: Sequence[Certificate] = own[:shared]
         seen, file = tally_of(chain).rounds, None if own else self._history.claimed()
         most = min(possible, shared + MOST_LINKS) if own else possible
-        pause = PAUSE if own and not self.has_say(donor) else 0.0
         while links:
             await check_links(links, self._run_id, parent, len(chain), self.rules.limits, seen, pause)
             parent = links[-1].link.id
@@ -200,7 +205,7 @@ class ChainScout:
             left = min(most, max(claimed_round, shared) + SLACK_LINKS) - len(chain)
             if left <= 0 or not more or (not own and self._history.chain):  # another chain was taken meanwhile
                 break
-            links = await self._source.links(donor, len(chain), min(left, LINKS_PER_REQUEST))
+            links = await self._source.links(donor, len(chain), min(left, LINKS_PER_REQUEST), pause)
             more = len(links) == LINKS_PER_REQUEST
         return chain
 
@@ -208,12 +213,14 @@ class ChainScout:
         newest = self._checkpoints.newest
         return newest is not None and newest.on(chain) is False
 
-    async def _meet(self, donor: str, own: Sequence[Certificate], floor: int) -> tuple[int, list[Certificate]]:
+    async def _meet(
+        self, donor: str, own: Sequence[Certificate], floor: int, pause: float
+    ) -> tuple[int, list[Certificate]]:
         """The first links of the donor that follow this node's chain, and from which round on they do."""
         start, step = len(own), FIRST_STEP
         while True:
             parent = id_of(own, start - 1) if start else self._history.genesis
-            links = await self._source.links(donor, start, LINKS_PER_REQUEST)
+            links = await self._source.links(donor, start, LINKS_PER_REQUEST, pause)
             if links and links[0].link.parent == parent:
                 return start, links
             if start <= floor:
@@ -292,4 +299,4 @@ async def check_links(
         began = clock()
         check_chain([certificate], run_id, parent, first_round + offset, limits, seen)
         parent = certificate.link.id
-        await asyncio.sleep(pause * (clock() - began))
+        await asyncio.sleep(min(MOST_PAUSE_S, pause * (clock() - began)))

@@ -43,8 +43,11 @@ class RegroupPolicy:
 
     def missed(self, peer_ids: Iterable[str]) -> None:
         """A group formed without these; a peer that had just announced itself is excused."""
+        self._formed = self._clock()
+        self._leave_out(peer_ids)
+
+    def _leave_out(self, peer_ids: Iterable[str]) -> None:
         now, left_out = self._clock(), set(peer_ids)
-        self._formed = now
         left_out, self._excuses = left_out - self._excuses, self._excuses - left_out
         for peer_id in left_out:
             until, wait_s = self._waits.get(peer_id, (now, self._first_s / 2))
@@ -90,7 +93,7 @@ class RegroupPolicy:
         now = self._clock()
         self._excuses.discard(peer_id)
         if self._waits.get(peer_id, (now, 0.0))[0] <= now:
-            self.missed((peer_id,))
+            self._leave_out((peer_id,))  # no group has formed
         self._fickle.add(peer_id, self._waits[peer_id][0] - now)
 
     def interrupts(self, peer_id: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from peer.link.contribution_slot import ContributionSlot
 from peer.outer.record import RoundRecord
@@ -15,7 +15,7 @@ from peer.swarm.catchup.late_commits import NoAnswerError, find_continuation
 from peer.swarm.group.matchmaking import Matchmaker
 from peer.swarm.net.directory import Directory
 from peer.swarm.net.node import Node
-from peer.swarm.runtime.expiring import BoundedMap
+from peer.swarm.runtime.expiring import ExpiringMap
 
 log = logging.getLogger(__name__)
 BEHIND_TRIES = 10
@@ -34,13 +34,17 @@ class RetryPolicy:
         self._fork_choice, self._slot, self._rng = fork_choice, slot, rng
         self._failed_in_row = 0
         self._owed = False
-        self._unproven: BoundedMap[str, int] = BoundedMap(MAX_UNPROVEN)
+        self._unproven: ExpiringMap[str, int] = ExpiringMap(node.clock, 2 * node.timing.longest_disbelief_s)
 
-    def committed(self, members: Sequence[str]) -> None:
-        """A round of these went well."""
+    def committed(self) -> None:
+        """A round went well. Who says falsely that this peer is behind may well be in it."""
         self._failed_in_row = 0
-        for peer_id in members:
-            self._unproven.pop(peer_id, None)
+
+    def missed(self, signers: Iterable[str]) -> None:
+        """These have made a round that this peer now has: what they said was true."""
+        for peer_id in signers:
+            if self._unproven.pop(peer_id, None) is not None:
+                self._matchmaker.membership.believe(peer_id)
 
     async def of(self, record: RoundRecord) -> None:
         """Return when a round may be tried again; a fresh contribution is asked for, unless this peer caught up."""
@@ -49,7 +53,6 @@ class RetryPolicy:
             await self._until_a_peer_comes()
         elif record.instead == "catch_up":
             if await self._until_caught_up(record.culprit):
-                self._unproven.clear()
                 return
             if record.culprit is not None:
                 self._disbelieve(record.culprit)
@@ -63,7 +66,8 @@ class RetryPolicy:
         turn, would cost all rounds.
         """
         timing, times = self._node.timing, self._unproven.get(peer_id, 0)
-        self._unproven[peer_id] = times + 1
+        if peer_id in self._unproven or len(self._unproven) < MAX_UNPROVEN:
+            self._unproven[peer_id] = times + 1
         seconds = min(timing.longest_disbelief_s, timing.unproven_s * 2.0 ** min(times, MAX_DOUBLINGS))
         self._matchmaker.membership.disbelieve(peer_id, seconds)
 

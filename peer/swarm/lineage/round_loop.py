@@ -66,6 +66,7 @@ class LineageRounds(RoundLoop[StateStore]):
             node.timing.least_round_s(recipe.fewest_steps, manifest.rounds.straggler_wait_s),
         )  # fmt: skip
         self._fork_choice = ForkChoice(node, directory, manifest.run_id, rules, store, self, context.trainer)
+        self._fork_choice.claims.scout.busy = self.taking_part
         self._retry = RetryPolicy(
             node, directory, self._matchmaker, self._fork_choice, self.slot, context.rng
         )
@@ -125,6 +126,7 @@ class LineageRounds(RoundLoop[StateStore]):
         chain = self.store.history.chain
         for certificate in chain[max(since, len(chain) - MISSED_ROUNDS) :]:
             self._guard.missed(certificate.signatures.keys())
+            self._retry.missed(certificate.signatures.keys())
 
     def on_answer(self, donor: str) -> None:
         self._matchmaker.membership.seen(donor)
@@ -245,7 +247,7 @@ class LineageRounds(RoundLoop[StateStore]):
 
     async def _after(self, record: RoundRecord) -> None:
         if record.status == "committed":
-            self._retry.committed(record.members)
+            self._retry.committed()
             more = self.control.names_last_round
             self._leave_at = self._node.clock() + (self._last_round_s() if more else 0.0)
             self._directory.announce_soon()

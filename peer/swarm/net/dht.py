@@ -157,11 +157,15 @@ class DHTProtocol(UnboundedProtocol):  # type: ignore[misc]  # its name is part 
             if self.storage.full_for(place, owner):  # whatever it is
                 continue
             subkey = MSGPackSerializer.dumps(owner)
-            checked += isinstance(value, bytes) and not self.storage.read_before(place, subkey, value)
+            new = isinstance(value, bytes) and not self.storage.read_before(place, subkey, value)
+            checked += new
             if checked > MAX_CHECKED:  # the others with the next answer
                 return
             if not isinstance(value, bytes) or not self.storage.put(place, subkey, value, expires_at, ""):
-                refused += not isinstance(value, bytes) or not self.storage.signed(place, subkey, value)
+                if isinstance(value, bytes) and self.storage.signed(place, subkey, value):
+                    checked += new * (MAX_CHECKED // MAX_REFUSED - 1)  # such as of a peer that has not worked
+                else:
+                    refused += 1
             if refused > MAX_REFUSED and not plain:
                 raise ProtocolError(f"more than {MAX_REFUSED} of its records are none")
 

@@ -28,6 +28,7 @@ class _Heard:
     of_rosters: dict[str, SignedWord] = field(default_factory=dict)
     compared: set[str] = field(default_factory=set)  # the members that have shown what they heard
     convicted: set[str] = field(default_factory=set)
+    shown_by: dict[str, set[str]] = field(default_factory=dict)  # whose word has not come to this peer itself
 
 
 class GroupWords:
@@ -140,16 +141,23 @@ class GroupWords:
         """What another member has heard in a group. Each is compared once.
 
         Returns:
-            what members lack whose words have not come to this peer; and proofs that a member said two things.
+            what members lack whose words have not come to this peer, but to most others: an accomplice alone would
+            clear one that was silent; and proofs that a member said two things.
         """
         heard, found, learned = self._heard.get(message.group), list[TwoWords](), dict[str, Lack]()
         if heard is not None and remote in heard.members - heard.compared:
             heard.compared.add(remote)
             for one in message.words:
                 new = one.member not in heard.words
-                if self._note(message.group, heard, one.member, one.word, found) and new:
+                if not self._note(message.group, heard, one.member, one.word, found):
+                    continue
+                if new:
+                    heard.shown_by[one.member] = set()
+                if (by := heard.shown_by.get(one.member)) is not None and remote != one.member:
+                    by.add(remote)
                     lack = Lack.said(one.word)
-                    if lack is not None and lack.stage not in BY_WORDS:
+                    most = 2 * len(by) > len(heard.members) - 2  # of all but that member and this peer
+                    if most and lack is not None and lack.stage not in BY_WORDS:
                         learned[one.member] = lack
         return learned, found
 

@@ -32,6 +32,7 @@ from peer.system.clock import Clock
 log = logging.getLogger(__name__)
 FEWEST = 3  # of two members, each could be the one that lies
 GROUPS_KEPT = 16
+STRANGERS = ""  # all of them: a new key costs nothing
 MISSED_IN_A_ROW = 3  # rounds: those that make them are of use to others
 
 
@@ -67,7 +68,7 @@ class StallBook:
         self._shunned: ExpiringSet[str] = ExpiringSet(clock)
         self._news: set[str] = set()
         self._told: ExpiringSet[Peers] = ExpiringSet(clock, timing.dispute_s)
-        self._fresh_wait = 0.0
+        self._fresh_wait = self._fresh_shunned = self._fresh_allowed = 0.0
         self._missed = 0
         self._numbers = itertools.count()
 
@@ -75,7 +76,7 @@ class StallBook:
 
     def refuses(self, peer_id: str) -> bool:
         """Whether it gets no seat now."""
-        if self._standing.fresh(peer_id) and self._fresh_wait > self._clock():
+        if self._standing.fresh(peer_id) and max(self._fresh_wait, self._fresh_shunned) > self._clock():
             return True
         return peer_id in self._refused or peer_id in self._held
 
@@ -85,12 +86,12 @@ class StallBook:
 
     def shuns(self, peer_id: str) -> bool:
         """Whether a leader that gives it a seat must know better: most members refuse it, and for long."""
-        return peer_id in self._shunned
+        return peer_id in self._shunned or (self._fresh_shunned > self._clock() and self._standing.fresh(peer_id))
 
     def seated(self, leader: str, peer_id: str) -> None:
         """A leader has given a seat to a peer that most refuse. It may not have been there; once told, it knows."""
         if self.shuns(peer_id):
-            pair = frozenset({leader, peer_id})
+            pair = frozenset({leader, STRANGERS if self._standing.fresh(peer_id) else peer_id})
             if pair in self._told:
                 self.cost(leader, self._timing.least_waste_s)
             self._told.add(pair)
@@ -117,6 +118,7 @@ class StallBook:
 
     def _made_round(self, members: Collection[str]) -> None:
         """What fails next is no longer in a row, and a leader that gives one of them a seat need not know better."""
+        self._fresh_shunned = min(self._fresh_shunned, self._fresh_allowed)
         self._debts.made_round(members)
         for peer_id in members:
             self._shunned.pop(peer_id, None)
@@ -264,6 +266,11 @@ class StallBook:
             self._refuse(own, refused_s)
             if refused_s > 0.0 and not failure.committed:
                 self._shunned.add(peer_id, refused_s / 2)  # others have lost less, and refuse it for less
+                if self._standing.newcomer(peer_id):
+                    # until a round is made: a leader that holds each group a little would end all with a stranger
+                    now = self._clock()
+                    self._fresh_allowed = (now + self._fresh_wait) / 2
+                    self._fresh_shunned = max(self._fresh_allowed, now + self._timing.fresh_pause_s)
 
     def _part(self, pairs: Set[Peers], failure: FailedRound, *, cut: bool) -> None:
         """The two members of each pair say of each other that a round failed there, and nothing else explains it.

@@ -127,7 +127,7 @@ async def test_a_newcomer_reads_no_further_than_to_the_checkpoint_of_a_chain_tha
     checkpoints.offer(seal_checkpoint(organiser, place))
     asked, source = [], joiner.scout._source
 
-    async def counted(peer_id, start, count):
+    async def counted(peer_id, start, count, _):
         asked.append(start)
         return await source.links(peer_id, start, count)
 
@@ -143,7 +143,7 @@ async def test_a_newcomer_that_takes_a_chain_reads_no_other_to_its_end(network, 
     joiner, donor = Joiner(network, tmp_path / "joiner"), await forger(network, tmp_path, 30)
     source = joiner.scout._source
 
-    async def slow(peer_id, start, count):
+    async def slow(peer_id, start, count, _):
         links = await source.links(peer_id, start, count)
         if start == 4:
             joiner.history.replace(run.history.chain)

@@ -232,10 +232,27 @@ async def test_a_leader_that_is_never_ahead_is_disbelieved_for_longer_each_time(
         await rounds._retry.of(record)
     longest = STANDARD.longest_disbelief_s
     assert said == [("liar", min(longest, usual * 2**times)) for times in range(8)]
-    rounds._retry.committed(["liar"])
-    await rounds._retry.of(record)
-    caught_up = True
+    caught_up = True  # of whatever others have made
     await rounds._retry.of(record)
     caught_up = False
+    rounds._retry.committed()  # it may well be in the rounds that others lead
     await rounds._retry.of(record)
-    assert said[8:] == [("liar", usual)] * 2
+    rounds._retry.missed(["liar"])
+    await rounds._retry.of(record)
+    assert said[8:] == [("liar", longest), ("liar", usual)]
+
+
+async def test_a_leader_that_was_ahead_all_the_time_is_followed_once_this_peer_has_caught_up(network, tmp_path):
+    """Where few of those that were there made the round, that takes ten minutes: it was passed over for ten more."""
+    network.retime(recheck_s=0.001)
+    run = Run(tmp_path / "others").commit(2)
+    rounds = rounds_at_genesis(network, tmp_path, run, [])
+    leader = await ScriptedDonor(network.node(run.identities[-1]), run).start()
+    membership = rounds._matchmaker.membership
+    for _ in range(5):
+        rounds._retry._disbelieve(leader.peer_id)
+        rounds._retry._disbelieve("liar")
+    rounds._fork_choice.claims.nudge(leader.peer_id, run.state.lineage_id)
+    assert await rounds._fork_choice.catch_up()
+    assert not membership.disbelieves(leader.peer_id)
+    assert membership.disbelieves("liar")

@@ -159,3 +159,14 @@ def test_who_sits_there_is_taken_in_each_time_unless_it_leaves_its_seat():
     assert 5 <= tries <= 2 + 0.25 * turns / STANDARD.first_regroup_wait_s / 20
     newcomers.came(["y"])
     assert newcomers.sits("y")
+
+
+def test_who_leaves_the_lobby_keeps_nobody_out_of_a_full_group():
+    """A stranger with a new key every few seconds would: no group has formed meanwhile."""
+    clock = Clock()
+    newcomers = RegroupPolicy(STANDARD, clock, 30.0)
+    for number in range(10):
+        newcomers.sits(f"stranger {number}")
+        clock.now += 2.0
+        newcomers.left(f"stranger {number}")
+    assert newcomers.overdue()

@@ -164,7 +164,7 @@ async def test_an_invitation_hurries_nobody_within_a_window_of_its_last_commit(n
     status = await stream.receive_message(Kind.STATUS, StatusMessage)
     assert status.coming
     assert member.hurried.is_set() is not committed
-    await asyncio.wait_for(member.hurried.wait(), 5.0)
+    await asyncio.wait_for(member.hurried.wait(), 10.0)
     assert time.monotonic() - moved >= (0.39 if committed else 0.0)
     stream.close()
 
@@ -184,7 +184,7 @@ async def test_a_wish_of_before_the_last_commit_hurries_nobody_after_it(network)
 
 
 async def test_a_leader_that_is_not_due_has_everybody_come_before_the_window_of_who_waits_ends(network):
-    leader, early, *others = await gather(network, 5, wait=2.0)
+    leader, early, *others = await gather(network, 5, wait=4.0)
     for member in (leader, *others):
         member.due_in_s, member.halfway = 1000.0, False
     waiting = asyncio.ensure_future(early.match())
@@ -196,7 +196,7 @@ async def test_a_leader_that_is_not_due_has_everybody_come_before_the_window_of_
 
 async def contribute_when_hurried(member):
     """What rounds do: match once there is a contribution."""
-    await asyncio.wait_for(member.hurried.wait(), 5.0)
+    await asyncio.wait_for(member.hurried.wait(), 10.0)
     return await member.match()
 
 

@@ -136,7 +136,7 @@ async def test_a_run_that_is_ended_is_left_after_the_named_round_or_after_one_mo
     rounds._manifest = SimpleNamespace(rounds=SimpleNamespace(straggler_wait_s=5.0))
     rounds.slot = SimpleNamespace(due_in_s=lambda: 30.0, work=asyncio.Event())
     rounds.store = SimpleNamespace(state=SimpleNamespace(round=7))
-    rounds._retry = SimpleNamespace(committed=lambda _: None)
+    rounds._retry = SimpleNamespace(committed=lambda: None)
     committed = RoundRecord(status="committed", round=8, lineage_id=PARENT)
     for named, total in ((True, 9), (False, None)):
         rounds.control = SimpleNamespace(rounds_total=total, state="finished", names_last_round=named)
@@ -205,7 +205,7 @@ def test_a_peer_that_catches_up_tells_its_guard_who_made_the_rounds_that_it_miss
     signed = ["ab", "ab", "abx", "ay", "by"]
     chain = [SimpleNamespace(signatures=dict.fromkeys(names)) for names in signed]
     rounds._matchmaker = SimpleNamespace(caught_up=lambda: None)
-    rounds._guard = SimpleNamespace(missed=lambda names: missed.append("".join(names)))
+    rounds._guard = rounds._retry = SimpleNamespace(missed=lambda names: missed.append("".join(names)))
     rounds.store = SimpleNamespace(history=SimpleNamespace(chain=chain))
     rounds.on_caught_up(since)
-    assert missed == signed[max(1, since) :]
+    assert missed == [names for names in signed[max(1, since) :] for _ in ("guard", "retry")]

@@ -159,8 +159,7 @@ async def test_a_peer_that_has_not_worked_takes_no_place():
     protocol = answering(node_id_of(str(PLAIN)).to_bytes())
     place, found = made_up(MAX_REFUSED + 8)
     protocol.storage.serve("ab" * 32, lambda _: False, lambda *_: False)
-    with pytest.raises(ProtocolError, match="are none"):
-        await protocol._take(place, found, plain=False)
+    await protocol._take(place, found, plain=False)  # a node of another run cannot know what this one asks for
     assert len(protocol.storage) == 0
     protocol.storage.serve("ab" * 32, lambda _: False, lambda *_: True)
     await protocol._take(place, found, plain=False)

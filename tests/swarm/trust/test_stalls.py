@@ -285,3 +285,31 @@ def test_a_liar_that_claims_to_have_waited_is_believed_by_no_other():
         books.fail(c="waited contribution x", a="word x shows -1", b="word x shows -1", x="word c shows -1")
         assert not any(books.books[owner].shuns("x") for owner in ("a", "b"))
     assert "c" in books.refused("x")
+
+
+def test_a_leader_that_seats_one_stranger_after_the_other_is_refused_itself():
+    """Each has a key of its own, and stalls once: no leader, and no key, would ever be at fault."""
+    books = Books("b", "c", x=0, y=0, z=0)
+    books.fail(**dict.fromkeys(HONEST, "reduced x"))
+    for book in books.books.values():
+        assert all(map(book.shuns, "xyz"))
+        for stranger in "yz":
+            book.seated("a", stranger)
+            assert not book.refuses("a")
+        book.seated("a", "y")
+        assert book.refuses("a")
+
+
+def test_strangers_have_a_seat_again_once_a_round_was_made_and_half_of_the_pause_is_over():
+    books = Books("b", "c", x=0, y=0)
+    books.fail(lost_s=1.0, **dict.fromkeys(HONEST, "reduced x"))
+    book = books.books["b"]
+    books.clock.now += 0.9 * STANDARD.fresh_pause_s
+    assert book.shuns("y")  # a leader may hold each group a little
+    books.commit()
+    assert not book.shuns("y")
+    books.fail(**dict.fromkeys(HONEST, "reduced x"))
+    books.commit()
+    assert book.shuns("y")
+    books.clock.now += STANDARD.fresh_pause_s / 2
+    assert not book.shuns("y")

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain
 
 from peer.outer.policy.straggler import Rosters, close
 from peer.outer.round import Group, RoundAborted
@@ -21,7 +19,6 @@ from peer.swarm.net.node import Node
 from peer.swarm.net.stream import StreamClosedError
 from peer.swarm.runtime.tasks import cancel_and_wait
 
-TURNS = 8  # rounds: where there are more peers than seats, those that were in fewer of them come first
 UNHURRIED = 1e9  # seconds: as long as a leader waits that asks no peer to contribute before it is due
 
 
@@ -161,13 +158,12 @@ class Leader:
         return max(self._lobby.window_start(started), began - LAST_CALL * self._rounds.straggler_wait_s)
 
     def _chosen(self, parent: str) -> list[tuple[str, WaitingMember]]:
-        """The members to admit: up to the group limit, those first that were in the fewest of the last rounds, then the
-        earliest, with at most one client that no relay serves, and few that were in no round yet.
+        """The members to admit, earliest first: up to the group limit, with at most one client that no relay serves,
+        and few that were in no round yet.
         """
         chosen: list[tuple[str, WaitingMember]] = []
-        solitary, seated = self._me.client, Counter(chain.from_iterable(self._me.last_rosters(TURNS)))
-        waiting = self._lobby.present(parent).items()
-        for peer_id, seat in sorted(waiting, key=lambda item: (seated[item[0]], item[1].since)):
+        solitary = self._me.client
+        for peer_id, seat in sorted(self._lobby.present(parent).items(), key=lambda item: item[1].since):
             if not (self._me.refuses(peer_id) or (solitary and self._membership.solitary(peer_id))):
                 chosen.append((peer_id, seat))
                 solitary = solitary or self._membership.solitary(peer_id)

@@ -60,7 +60,7 @@ class ChainStore:
 
     def last_rosters(self, count: int) -> list[tuple[str, ...]]:
         """The members of the last `count` rounds, in order."""
-        newest = self.chain[max(0, len(self.chain) - count) :]
+        newest = self.chain[len(self.chain) - count :]
         return [tuple(member.peer_id for member in certificate.link.roster) for certificate in newest]
 
     @property

@@ -337,15 +337,3 @@ async def test_a_rejection_is_a_message_of_its_own(network):
     reject = await asyncio.wait_for(stream.receive_message(Kind.REJECT, RejectMessage), 5.0)
     assert (reject.reason, reject.round, reject.lineage_id) == ("excluded", 5, PARENT)
     stream.close()
-
-
-async def test_where_seats_are_few_those_come_first_that_were_in_fewer_of_the_last_rounds(network):
-    leader, *others = await gather(network, 4, high=3)
-    leader.itself.rosters = 3 * [(leader.peer_id, others[0].peer_id)] + [(leader.peer_id, others[1].peer_id)]
-    streams = [await other.hand_in(leader, other.matchmaker._rosters.join(other.position, 100)[1]) for other in others]
-    lobby = leader.matchmaker._lobby
-    await until(lambda: len(lobby) == 3)
-    chosen = leader.matchmaker._leader._chosen(leader.position.lineage_id)
-    assert [peer_id for peer_id, _ in chosen] == [others[2].peer_id, others[1].peer_id]  # although it came last
-    for stream in streams:
-        stream.close()

@@ -27,8 +27,7 @@ SLACK_LINKS = 256  # rounds that a donor may have made since its record was writ
 LINKS_PER_REQUEST = 512
 MOST_LINKS = 4096
 LEAST_LINK_RATE = 50.0
-PAUSE = 9.0  # of the time that a link of a stranger's took to check: rounds need the processor, and claims are free
-MOST_PAUSE_S = 1.0  # this machine may have slept meanwhile
+PAUSE = 9.0  # of the processor's time that a link of a stranger's took: rounds need it, and claims are free
 GRACE_ROUNDS = 1000  # that are always believed: clocks differ
 
 
@@ -43,7 +42,7 @@ class NoRoomError(AtollError):
 class LinkSource(Protocol):
     """Where certificates come from."""
 
-    async def links(self, donor: str, from_round: int, count: int, pause: float = 0.0) -> list[Certificate]:
+    async def links(self, donor: str, from_round: int, count: int) -> list[Certificate]:
         """At most `count` certificates of the donor's chain from a round on, as it says; nothing is checked."""
 
 
@@ -188,14 +187,14 @@ class ChainScout:
         possible = self.rules.most_rounds(len(own))
         if claimed_round > possible:
             raise ProtocolError(f"{donor} claims round {claimed_round}; the run can have made {possible} by now")
-        pause = PAUSE if own and self.busy() and not self.has_say(donor) else 0.0
-        start, links = await self._meet(donor, own, self._floor(own, behind), pause)
+        start, links = await self._meet(donor, own, self._floor(own, behind))
         shared, more = start + shared_links(own[start:], links), len(links) == LINKS_PER_REQUEST
         links = links[shared - start :]
         parent = id_of(own, shared - 1) if shared else self._history.genesis
         chain: Sequence[Certificate] = own[:shared]
         seen, file = tally_of(chain).rounds, None if own else self._history.claimed()
         most = min(possible, shared + MOST_LINKS) if own else possible
+        pause = PAUSE if own and self.busy() and not self.has_say(donor) else 0.0
         while links:
             await check_links(links, self._run_id, parent, len(chain), self.rules.limits, seen, pause)
             parent = links[-1].link.id
@@ -205,7 +204,7 @@ class ChainScout:
             left = min(most, max(claimed_round, shared) + SLACK_LINKS) - len(chain)
             if left <= 0 or not more or (not own and self._history.chain):  # another chain was taken meanwhile
                 break
-            links = await self._source.links(donor, len(chain), min(left, LINKS_PER_REQUEST), pause)
+            links = await self._source.links(donor, len(chain), min(left, LINKS_PER_REQUEST))
             more = len(links) == LINKS_PER_REQUEST
         return chain
 
@@ -213,14 +212,12 @@ class ChainScout:
         newest = self._checkpoints.newest
         return newest is not None and newest.on(chain) is False
 
-    async def _meet(
-        self, donor: str, own: Sequence[Certificate], floor: int, pause: float
-    ) -> tuple[int, list[Certificate]]:
+    async def _meet(self, donor: str, own: Sequence[Certificate], floor: int) -> tuple[int, list[Certificate]]:
         """The first links of the donor that follow this node's chain, and from which round on they do."""
         start, step = len(own), FIRST_STEP
         while True:
             parent = id_of(own, start - 1) if start else self._history.genesis
-            links = await self._source.links(donor, start, LINKS_PER_REQUEST, pause)
+            links = await self._source.links(donor, start, LINKS_PER_REQUEST)
             if links and links[0].link.parent == parent:
                 return start, links
             if start <= floor:
@@ -292,11 +289,10 @@ async def check_links(
     """`check_chain`, link by link: rounds continue in between.
 
     Args:
-        pause: after each link, in times that it took.
+        pause: after each link, in times of the processor that it took.
     """
-    clock = asyncio.get_running_loop().time
     for offset, certificate in enumerate(links):
-        began = clock()
+        began = time.thread_time()
         check_chain([certificate], run_id, parent, first_round + offset, limits, seen)
         parent = certificate.link.id
-        await asyncio.sleep(min(MOST_PAUSE_S, pause * (clock() - began)))
+        await asyncio.sleep(pause * (time.thread_time() - began))

@@ -13,7 +13,7 @@ from peer.protocol.lineage import Certificate, Link, shares_of
 from peer.protocol.records import parse_json
 from peer.protocol.tokenizer_spec import TokenizerFile
 from peer.protocol.wire import MAX_MESSAGE_BYTES, HistoryRequest, Kind, SnapshotMeta
-from peer.swarm.catchup.chain_scout import LEAST_LINK_RATE, MOST_PAUSE_S
+from peer.swarm.catchup.chain_scout import LEAST_LINK_RATE
 from peer.swarm.catchup.chunk_download import CatchUpError
 from peer.swarm.catchup.donors import LocalState
 from peer.swarm.catchup.history_server import FRAME_BYTES, history_name
@@ -66,11 +66,8 @@ class DonorRequests:
             joined = await self._body(stream, 32 * num_chunks) or b""
         return meta, [joined[start : start + 32] for start in range(0, len(joined), 32)]
 
-    async def links(self, donor: str, from_round: int, count: int, pause: float = 0.0) -> list[Certificate]:
+    async def links(self, donor: str, from_round: int, count: int) -> list[Certificate]:
         """At most `count` certificates of the donor's chain from a round on, as it says: `ChainScout` checks them.
-
-        Args:
-            pause: after each, in times that it took to parse.
 
         Raises:
             ProtocolError: malformed.
@@ -78,17 +75,12 @@ class DonorRequests:
         """
         links: list[Certificate] = []
         request = HistoryRequest(what="chain", run_id=self._run_id, from_round=from_round)
-        clock = asyncio.get_running_loop().time
-        until = clock() + self._node.timing.claim_s
+        until = asyncio.get_running_loop().time() + self._node.timing.claim_s
         try:
             async with asyncio.timeout_at(until) as patience, self._asking(donor, request) as stream:
                 while len(links) < count and (link := await self._body(stream, MAX_MESSAGE_BYTES)) is not None:
-                    began = clock()
                     links.append(parse_json(Certificate, link))
-                    pause_s = min(MOST_PAUSE_S, pause * (clock() - began))
-                    until += pause_s
                     patience.reschedule(until + len(links) / LEAST_LINK_RATE)
-                    await asyncio.sleep(pause_s)
         except TimeoutError:
             reason = f"sent {len(links)} links in {self._node.timing.claim_s:g} s and more"
             raise StreamTimeoutError(donor, reason) from None

@@ -142,7 +142,7 @@ async def test_records_of_a_clock_that_is_ahead_are_no_fault_of_the_node_that_te
 
 
 def made_up(count, run_id="ab" * 32):
-    """Records of peers that nobody has met, as they travel, and where they belong."""
+    """An answer of the DHT with the records of new identities; -> (their key, the answer)."""
     told, expires_at = DictionaryDHTValue(), time.time() + PEER_TTL_S
     record = PeerRecord(
         run_id=run_id, nickname="x", state="training", round=0, lineage_id="a" * 64, lineage_weight=0,

@@ -161,7 +161,7 @@ async def test_each_record_is_opened_once_however_often_it_is_read(network, monk
     opened, opening = [], directory.open_sealed
     monkeypatch.setattr(directory, "open_sealed", lambda *sealed: opened.append(1) or opening(*sealed))
     dht.tell(ALICE)
-    dht.records["somebody"] = b"no record"
+    dht.records[BOB.peer_id] = b"malformed"
     for _ in range(3):
         await reader.refresh()
     assert (list(reader.peers), len(opened)) == ([ALICE.peer_id], 2)

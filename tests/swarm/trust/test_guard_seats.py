@@ -12,6 +12,12 @@ from peer.swarm.trust.verdict import Verdict
 from tests.swarm.circle import Circle
 
 
+def establish(monkeypatch, one, other):
+    """By the chain that this peer has, these two are past their probation, and all others are in no round."""
+    monkeypatch.setattr(one.rosters, "_rule", WeightRule(nominal_tokens=1, probation_rounds=10))
+    one.rosters._seen = lambda: {one.peer_id: 20, other.peer_id: 20}
+
+
 @pytest.mark.parametrize(("count", "fewest", "refuses"), [(4, 2, True), (3, 2, True), (3, 3, False), (2, 2, False)])
 async def test_who_stalls_is_refused_where_the_others_are_enough_for_a_round(network, tmp_path, count, fewest, refuses):
     """Else two peers that are there, and would make a round, wait for minutes."""
@@ -41,8 +47,7 @@ async def test_peers_that_no_round_has_seen_are_not_enough(network, tmp_path, mo
     """Anybody can make them."""
     circle = await Circle(network, 3, folder=tmp_path).start()
     one, other, _ = circle.seats
-    monkeypatch.setattr(one.rosters, "_rule", WeightRule(nominal_tokens=1, probation_rounds=10))
-    one.rosters._seen = lambda: {one.peer_id: 20, other.peer_id: 20}
+    establish(monkeypatch, one, other)
     one.guard.stalls.cost(other.peer_id, 10.0, again=True)
     assert not one.guard.refuses(other.peer_id)
     one.rosters._seen = lambda: {seat.peer_id: 20 for seat in circle.seats}
@@ -53,8 +58,7 @@ async def test_no_stranger_takes_the_seat_that_a_refused_member_is_spared(networ
     """All strangers are refused for a minute after one has cost a deadline, and none of them is guilty of more."""
     circle = await Circle(network, 3, folder=tmp_path).start()
     one, other, stranger = circle.seats
-    monkeypatch.setattr(one.rosters, "_rule", WeightRule(nominal_tokens=1, probation_rounds=10))
-    one.rosters._seen = lambda: {one.peer_id: 20, other.peer_id: 20}
+    establish(monkeypatch, one, other)
     one.guard.stalls.cost(other.peer_id, 10.0, again=True)
     one.guard.stalls.cost(circle.seats[0].peer_id + "x", 10.0)  # another stranger
     assert one.guard.stalls.refuses(stranger.peer_id)
@@ -65,8 +69,7 @@ async def test_a_crowd_of_refused_strangers_is_looked_at_once(network, tmp_path,
     """Each of 512 cost a look at all of them: 0.9 s of a processor whenever a leader was looked for."""
     circle = await Circle(network, 2, folder=tmp_path).start()
     one, other = circle.seats
-    monkeypatch.setattr(one.rosters, "_rule", WeightRule(nominal_tokens=1, probation_rounds=10))
-    one.rosters._seen = lambda: {one.peer_id: 20, other.peer_id: 20}
+    establish(monkeypatch, one, other)
     crowd = [f"stranger {number}" for number in range(100)]
     one.guard.stalls.cost(crowd[0], 10.0)
     asked = []

@@ -149,7 +149,7 @@ class Invites:
             if just_arrived:
                 self._membership.expect(leader, self._node.timing.invited_s)
                 self._membership.changed.set()
-            if self._me.refuses(leader) or self._membership.disbelieves(leader) or not self._host.regroups_for(leader):
+            if self._me.refuses(leader) or self._membership.passes_over(leader) or not self._host.regroups_for(leader):
                 return False  # it follows another leader, or its group continues: the leader would wait for nothing
             # where peers call for rounds this is a call, from any leader: no peer contributes unasked
             leads = self._me.slot.called or leader == self._membership.leader()

@@ -142,6 +142,10 @@ class Membership:
         """Whether this peer is neither followed nor expected now, whatever it does."""
         return peer_id in self._disbelieved
 
+    def passes_over(self, peer_id: str) -> bool:
+        """Whether this peer neither follows nor expects that one now: it avoids or disbelieves it."""
+        return peer_id in self._gone or self.disbelieves(peer_id)
+
     def others_than(self, leader: str) -> int:
         """How many peers could form a group with this one, without that leader; unrelayed clients count as one."""
         others = [peer_id for peer_id in self.expected() if peer_id != leader]

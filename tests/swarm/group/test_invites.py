@@ -58,3 +58,22 @@ async def test_where_peers_call_for_rounds_whoever_invites_is_answered_and_else_
 
     assert await hurries(False) == (True, False)  # it will come of itself, and to another
     assert await hurries(True) == (True, True)
+
+
+async def test_a_peer_that_avoids_a_leader_does_not_say_that_it_comes(network):
+    """It leads its own group meanwhile, and the leader would wait a whole window for it."""
+    leader, invited = await gather(network, 2)
+
+    async def comes():
+        stream = await leader.node.open(invited.peer_id, f"atoll/{RUN[:16]}/invite", "round")
+        invite = InviteMessage(run_id=RUN, round=5, parent=PARENT, weight=100, wait_s=1.0)
+        await stream.send_message(Kind.INVITE, invite)
+        status = await asyncio.wait_for(stream.receive_message(Kind.STATUS, StatusMessage), 5.0)
+        stream.close()
+        return status.coming
+
+    membership, answers = invited.matchmaker.membership, []
+    for _ in range(2):  # an invitation shows that the leader is back, but not twice in a row
+        membership.avoid(leader.peer_id)
+        answers.append((await comes(), leader.peer_id in membership.expected()))
+    assert answers == [(True, True), (False, False)]

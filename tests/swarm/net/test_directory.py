@@ -65,8 +65,8 @@ class Silent(Store):
     record = None
 
     async def get(self, *_, **__):
-        while self.record is None:
-            await asyncio.sleep(0.01)
+        if self.record is None:
+            await asyncio.Event().wait()
         owner, blob = self.record
         return SimpleNamespace(value={owner: SimpleNamespace(value=blob)})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import time
+import itertools
 
 import torch
 
@@ -19,10 +19,12 @@ from peer.protocol.wire import JoinMessage, Kind
 from peer.swarm.group.matchmaking import Matchmaker
 from peer.swarm.group.roster import JOIN_DOMAIN, RosterAuthority
 from tests.swarm.runs import RUN
+from tests.swarm.virtual_time import now
 
 NOMINAL = 1000
 PARENT = "a" * 64
 NEXT = "b" * 64
+TURNS = 100
 JOIN_NAME = f"atoll/{RUN[:16]}/join"
 INVITE_NAME = f"atoll/{RUN[:16]}/invite"
 
@@ -177,10 +179,10 @@ async def gather(network, count, *, wait=30.0, low=2, high=16, clients=(), strag
 
 async def until(condition, timeout_s=5.0):
     """Let everything in this loop go on until the condition holds."""
-    deadline = time.monotonic() + timeout_s
+    deadline, turns = now() + timeout_s, itertools.count(1)
     while not condition():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0)
+        assert now() < deadline
+        await asyncio.sleep(0 if next(turns) % TURNS else 0.001)  # in virtual time none passes between turns
 
 
 async def together(*works):

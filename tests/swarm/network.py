@@ -18,7 +18,7 @@ from peer.swarm.net.pipe import ZeroCopyProtocol
 from peer.swarm.net.stream import FrameStream, Traffic
 from peer.swarm.runtime.tasks import cancel_and_wait
 from peer.swarm.runtime.timing import STANDARD
-from peer.system.clock import boot_clock
+from tests.swarm.virtual_time import now
 
 CONFIG = NodeConfig(identity_path=Path("identity.key"), host_maddrs=())
 
@@ -84,7 +84,7 @@ class MemoryNetwork:
         lines: `Lines` between the hosts; None: they never go down.
     """
 
-    def __init__(self, timing=STANDARD, clock=boot_clock, lines=None):
+    def __init__(self, timing=STANDARD, clock=now, lines=None):
         self.timing, self.clock, self.lines = timing, clock, lines
         self.hosts, self.nodes, self.tasks, self.writers = {}, [], set(), []
 

@@ -10,6 +10,11 @@ MACHINE = contextvars.ContextVar("machine", default=None)
 """Whose a callback is: one that sleeps runs none until it wakes."""
 
 
+def now():
+    """Seconds, by the clock of the loop that runs."""
+    return asyncio.get_running_loop().time()
+
+
 class Sleeper:
     """A machine that may sleep, as when its lid is closed; its clock goes on."""
 
@@ -88,3 +93,8 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         except Exception as error:
             future.set_exception(error)
         return future
+
+
+def pytest_asyncio_loop_factories(config, item):  # noqa: ARG001
+    """For the `conftest.py` of tests that wait in virtual time, where no busy machine makes a peer late."""
+    return {"virtual": VirtualTimeLoop}

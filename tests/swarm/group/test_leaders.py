@@ -13,8 +13,8 @@ from peer.protocol.wire import Kind, RejectMessage, StatusMessage
 from peer.swarm.group import follower
 from peer.swarm.net.stream import StreamClosedError, StreamTimeoutError
 from peer.swarm.runtime.tasks import cancel_and_wait
-from peer.system.clock import boot_clock
 from tests.swarm.gathering import INVITE_NAME, JOIN_NAME, NEXT, PARENT, gather, join_of, names, together, until
+from tests.swarm.virtual_time import now
 
 pytestmark = pytest.mark.usefixtures("brisk")
 
@@ -71,7 +71,7 @@ async def test_a_leader_that_is_named_is_believed_level_only_by_who_is(network, 
     first, second, third = await gather(network, 3)
     third.directory.peers[first.peer_id] = first.record(lineage_id="c" * 64)  # as the directory has heard before
     reject = RejectMessage(reason="follow", leader=first.peer_id, round=5, lineage_id=PARENT if level else NEXT)
-    await third.matchmaker._follower._heed(reject, second.peer_id, boot_clock())
+    await third.matchmaker._follower._heed(reject, second.peer_id, now())
     assert (first.peer_id == third.matchmaker.membership.leader()) == level
 
 
@@ -85,7 +85,7 @@ async def test_nobody_waits_for_the_directory_to_follow_a_leader_that_it_shows(n
 
     third.directory.refresh = refresh
     reject = RejectMessage(reason="follow", leader=first.peer_id, round=5, lineage_id=PARENT)
-    await third.matchmaker._follower._heed(reject, second.peer_id, boot_clock())
+    await third.matchmaker._follower._heed(reject, second.peer_id, now())
     assert read == []
     assert third.matchmaker.membership.leader() == first.peer_id
 
@@ -101,11 +101,11 @@ async def test_a_leader_that_nobody_else_has_spoken_of_is_followed_at_once_but_n
 
     third.directory.refresh = refresh
     reject = RejectMessage(reason="follow", leader=first.peer_id, round=5, lineage_id=PARENT)
-    await asyncio.wait_for(third.matchmaker._follower._heed(reject, second.peer_id, boot_clock()), 5.0)
+    await asyncio.wait_for(third.matchmaker._follower._heed(reject, second.peer_id, now()), 5.0)
     assert third.matchmaker.membership.leader() == first.peer_id
     await asyncio.wait_for(reading.wait(), 5.0)  # beside that
     third.matchmaker.membership.avoid(first.peer_id)  # it was not there
-    waiting = asyncio.ensure_future(third.matchmaker._follower._heed(reject, second.peer_id, boot_clock()))
+    waiting = asyncio.ensure_future(third.matchmaker._follower._heed(reject, second.peer_id, now()))
     third.matchmaker.membership.company = ()
     await asyncio.wait({waiting}, timeout=0.1)
     assert not waiting.done()
@@ -227,7 +227,7 @@ async def test_a_member_whose_own_machine_slept_waits_on_for_its_leader():
         return Kind.STATUS, b""
 
     stream = SimpleNamespace(receive=receive, remote="leader")
-    waiting = asyncio.ensure_future(follower._frame(stream, {}, 0.1, lambda: boot_clock() + slept_s))
+    waiting = asyncio.ensure_future(follower._frame(stream, {}, 0.1, lambda: now() + slept_s))
     await asyncio.sleep(0)
     slept_s = 100.0
     await asyncio.wait({waiting}, timeout=0.15)
@@ -236,7 +236,7 @@ async def test_a_member_whose_own_machine_slept_waits_on_for_its_leader():
     assert await waiting == (Kind.STATUS, b"")
     said.clear()
     with pytest.raises(StreamTimeoutError, match="sent nothing for"):
-        await follower._frame(stream, {}, 0.1, boot_clock)
+        await follower._frame(stream, {}, 0.1, now)
 
 
 async def test_nobody_listens_for_ever_to_a_leader_that_is_awake(network):

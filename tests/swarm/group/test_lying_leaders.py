@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 
 import pytest
 import torch
@@ -18,8 +17,8 @@ from peer.swarm.group.roster import JOIN_DOMAIN, RosterMessage
 from peer.swarm.net.stream import StreamClosedError
 from peer.swarm.runtime.tasks import cancel_and_wait
 from peer.swarm.runtime.timing import STANDARD
-from peer.system.clock import boot_clock
 from tests.swarm.gathering import JOIN_NAME, PARENT, gather, join_of, names, rank, together
+from tests.swarm.virtual_time import now
 
 pytestmark = pytest.mark.usefixtures("brisk")
 
@@ -71,7 +70,7 @@ async def test_who_was_in_a_round_since_is_as_good_as_anybody(network, monkeypat
     monkeypatch.setattr(one._rosters, "_seen", lambda: seen)
     for name in (leader.peer_id, third.peer_id):
         for _ in range(2):
-            one._waste(name, boot_clock() - STANDARD.wasted_s - 1.0)
+            one._waste(name, now() - STANDARD.wasted_s - 1.0)
     assert all(map(one._membership.disbelieves, (leader.peer_id, third.peer_id)))
     assert one._membership.leader() == member.peer_id
     one.begin()
@@ -88,7 +87,7 @@ async def test_leaders_that_waste_time_are_not_remembered_without_end(network, m
     (member,) = await gather(network, 1)
     one = member.matchmaker._follower
     for number in range(10):
-        one._waste(f"leader {number}", boot_clock())
+        one._waste(f"leader {number}", now())
     assert list(one._wasted) == ["leader 7", "leader 8", "leader 9"]
 
 
@@ -117,9 +116,9 @@ async def test_who_keeps_members_waiting_and_forms_no_group_is_left_to_who_likes
 
     async def hold(stream, byzantine):
         message = StatusMessage(coming=True, round=5, lineage_id=PARENT, weight=100, leader=byzantine.peer_id)
-        held_until = time.monotonic() + (60.0 if then == "goes on" else 0.8)
+        held_until = now() + (60.0 if then == "goes on" else 0.8)
         ended = asyncio.ensure_future(stream.closed())
-        while not ended.done() and time.monotonic() < held_until:
+        while not ended.done() and now() < held_until:
             await stream.send_message(Kind.STATUS, message)
             await asyncio.wait({ended}, timeout=0.05)
         if then == "is silent":
@@ -173,7 +172,7 @@ async def test_a_leader_is_not_left_alone_if_there_is_nobody_else(network):
         member.directory.peers = {leader.peer_id: leader.record(), clients[1].peer_id: clients[1].record()}
         waste = member.matchmaker._follower._waste
         for _ in range(2):
-            waste(leader.peer_id, boot_clock() - STANDARD.wasted_s - 1.0)
+            waste(leader.peer_id, now() - STANDARD.wasted_s - 1.0)
         assert member.matchmaker.membership.disbelieves(leader.peer_id) == (number == 0)
 
 
@@ -226,7 +225,7 @@ async def test_a_round_does_not_make_a_false_claim_forgotten(network, monkeypatc
     leader, member, _ = await gather(network, 3)
     one, seen = member.matchmaker._follower, {}
     monkeypatch.setattr(one._rosters, "_seen", lambda: seen)
-    one._waste(leader.peer_id, boot_clock() - 1.0)
+    one._waste(leader.peer_id, now() - 1.0)
     one._membership.disbelieve(leader.peer_id, STANDARD.unproven_s)
     seen[leader.peer_id] = 1
     one.begin()

@@ -10,8 +10,8 @@ from peer.swarm.group.membership import MAX_ANNOUNCED
 from peer.swarm.runtime.expiring import ExpiringMap
 from peer.swarm.runtime.tasks import cancel_and_wait
 from peer.swarm.runtime.timing import STANDARD
-from peer.system.clock import boot_clock
 from tests.swarm.gathering import NEXT, PARENT, gather, together, until
+from tests.swarm.virtual_time import now
 
 pytestmark = pytest.mark.usefixtures("brisk")
 
@@ -49,7 +49,7 @@ async def test_whoever_announces_itself_or_invites_is_there_again_unless_it_is_d
     view.avoid(other.peer_id)
     view.announced(other.peer_id)
     assert view.expected() == []  # twice at once is not believed: it may be silent whenever it is waited for
-    later = boot_clock() + STANDARD.seen_period_s - 1.0
+    later = now() + STANDARD.seen_period_s - 1.0
     set_clock(view, lambda: later)
     view.avoid(other.peer_id)
     view.announced(other.peer_id)
@@ -65,8 +65,8 @@ async def test_whoever_announces_itself_or_invites_is_there_again_unless_it_is_d
 
 async def test_whoever_announces_itself_goes_on_being_expected_though_all_places_for_strangers_are_taken(network):
     one, *_ = await gather(network, 2)
-    view, now = one.matchmaker.membership, boot_clock()
-    set_clock(view, lambda: now)
+    view, later = one.matchmaker.membership, now()
+    set_clock(view, lambda: later)
     view.company = ("companion",)
     for number in range(MAX_ANNOUNCED):
         view.expect(f"stranger {number}")
@@ -74,9 +74,9 @@ async def test_whoever_announces_itself_goes_on_being_expected_though_all_places
     view.expect("companion")
     assert "one more" not in view.expected()
     assert "companion" in view.expected()
-    now += STANDARD.announced_for_s - 0.1
+    later += STANDARD.announced_for_s - 0.1
     view.expect("stranger 7")
-    now += 0.2
+    later += 0.2
     assert {"stranger 7"} == {peer for peer in view.expected() if peer.startswith("stranger")}
 
 

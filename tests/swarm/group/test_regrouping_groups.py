@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import pytest
 
@@ -12,6 +11,7 @@ from peer.protocol.wire import InviteMessage, Kind, StatusMessage
 from peer.swarm.group.invites import LAST_CALL
 from peer.swarm.runtime.tasks import cancel_and_wait
 from tests.swarm.gathering import INVITE_NAME, NEXT, PARENT, RUN, gather, until
+from tests.swarm.virtual_time import now
 
 pytestmark = pytest.mark.usefixtures("brisk")
 
@@ -135,14 +135,14 @@ async def test_who_is_less_than_halfway_is_not_hurried_by_whoever_is_first_until
     leader, hasty, member = await gather(network, 3, wait=0.4)
     for slow in (leader, member):
         slow.due_in_s, slow.halfway = 1000.0, False
-    began = time.monotonic()
+    began = now()
     waiting = asyncio.ensure_future(hasty.match())
     await until(lambda: leader.matchmaker.anybody_waiting)
     member.matchmaker.gathering()
     assert not leader.hurried.is_set()
     assert not member.hurried.is_set()
     await asyncio.wait_for(asyncio.gather(leader.hurried.wait(), member.hurried.wait()), 5.0)
-    assert time.monotonic() - began >= LAST_CALL * 0.4
+    assert now() - began >= 0.99 * LAST_CALL * 0.4
     await cancel_and_wait([waiting])
 
 
@@ -155,7 +155,7 @@ async def test_an_invitation_hurries_nobody_within_a_window_of_its_last_commit(n
     if committed:
         member.matchmaker._invites.committed()
     member.move(NEXT)
-    moved = time.monotonic()
+    moved = now()
     stream = await leader.node.open(member.peer_id, INVITE_NAME, "round")
     invite = InviteMessage(run_id=RUN, round=6, parent=NEXT, weight=200, wait_s=wait_s)
     leader.move(NEXT)
@@ -165,7 +165,7 @@ async def test_an_invitation_hurries_nobody_within_a_window_of_its_last_commit(n
     assert status.coming
     assert member.hurried.is_set() is not committed
     await asyncio.wait_for(member.hurried.wait(), 10.0)
-    assert time.monotonic() - moved >= (0.39 if committed else 0.0)
+    assert now() - moved >= (0.39 if committed else 0.0)
     stream.close()
 
 
@@ -187,6 +187,7 @@ async def test_a_leader_that_is_not_due_has_everybody_come_before_the_window_of_
     leader, early, *others = await gather(network, 5, wait=4.0)
     for member in (leader, *others):
         member.due_in_s, member.halfway = 1000.0, False
+    await asyncio.sleep(1.0)  # it has trained so long
     waiting = asyncio.ensure_future(early.match())
     contributions = [asyncio.ensure_future(contribute_when_hurried(member)) for member in (leader, *others)]
     groups = await asyncio.gather(waiting, *contributions)
@@ -204,6 +205,7 @@ async def test_a_leader_invites_for_who_waited_before_it_came_to_that_round(netw
     leader, early, late = await gather(network, 3, wait=2.0)
     for member in (leader, late):
         member.due_in_s, member.halfway = 1000.0, False
+    await asyncio.sleep(1.0)  # the first has trained so long
     early.move(NEXT)
     early.matchmaker.membership.learn(leader.peer_id)
     waiting = asyncio.ensure_future(early.match())

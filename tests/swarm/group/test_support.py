@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import pytest
 
 from peer.outer.policy.straggler import Quorum, WaitAll
 from peer.swarm.runtime.timing import STANDARD
-from peer.system.clock import boot_clock
 from tests.swarm.gathering import gather, names, together, until
+from tests.swarm.virtual_time import now
 
 pytestmark = pytest.mark.usefixtures("brisk")
 
@@ -27,9 +26,9 @@ async def test_a_quorum_without_which_the_others_would_not_follow_waits_for_them
 
 async def test_such_a_quorum_waits_for_no_longer_than_the_window(network):
     leader, early, late = await gather(network, 3, wait=0.5, straggler=Quorum(count=2))
-    leader.needed, late.due_in_s, began = frozenset({late.peer_id}), 60.0, time.monotonic()
+    leader.needed, late.due_in_s, began = frozenset({late.peer_id}), 60.0, now()
     groups = await together(leader.match(), early.match())
-    assert time.monotonic() - began >= 0.5
+    assert now() - began >= 0.5
     assert [names(group) for group in groups] == [{leader.peer_id, early.peer_id}] * 2
 
 
@@ -51,12 +50,12 @@ async def test_a_round_of_too_few_waits_until_those_that_were_there_last_are_bac
 async def test_a_round_of_too_few_begins_once_the_others_had_time_to_come_back(network, straggler):
     network.retime(support_s=0.6)
     leader, early, dead = await gather(network, 3, straggler=straggler)
-    leader.needed, began = frozenset({dead.peer_id}), time.monotonic()
+    leader.needed, began = frozenset({dead.peer_id}), now()
     for member in (leader, early):
         del member.directory.peers[dead.peer_id]
     groups = await together(leader.match(), early.match())
     assert [names(group) for group in groups] == [{leader.peer_id, early.peer_id}] * 2
-    waited_s = time.monotonic() - began
+    waited_s = now() - began
     assert waited_s < 5.0  # the window is 30 s
     assert (waited_s >= 0.6) == isinstance(straggler, WaitAll)  # of an asynchronous recipe few make each round
 
@@ -89,9 +88,9 @@ async def test_a_wait_costs_where_enough_others_announced_themselves_during_it(n
     leader, member, other = await gather(network, 3, wait=2.0)
     member.needed = frozenset({other.peer_id})
     member.directory.silent |= {other.peer_id} if silent else set()
-    member.matchmaker._follower._waste(leader.peer_id, boot_clock() - 3.0)
+    member.matchmaker._follower._waste(leader.peer_id, now() - 3.0)
     assert [(peer_id, round(seconds)) for peer_id, seconds in member.costs] == ([] if silent else [(leader.peer_id, 3)])
-    member.matchmaker._follower._waste(leader.peer_id, boot_clock() - 2.0 - STANDARD.support_s - 1.0)
+    member.matchmaker._follower._waste(leader.peer_id, now() - 2.0 - STANDARD.support_s - 1.0)
     assert member.costs[-1][0] == leader.peer_id  # longer than any leader may wait
 
 
@@ -99,8 +98,8 @@ async def test_a_wait_costs_where_enough_others_announced_themselves_during_it(n
 async def test_a_group_that_its_leader_forms_late_costs(network, late_s):
     network.retime(solo_patience_s=1.0)
     leader, member = await gather(network, 2, wait=1.0)  # 2.25 s are free, and members stay for 3.25
-    began, waiting = boot_clock(), asyncio.ensure_future(member.match())
-    await until(lambda: len(leader.matchmaker._lobby) and boot_clock() >= began + late_s)
+    began, waiting = now(), asyncio.ensure_future(member.match())
+    await until(lambda: len(leader.matchmaker._lobby) and now() >= began + late_s)
     await together(leader.match(), waiting)
     assert [peer_id for peer_id, _ in member.costs] == ([leader.peer_id] if late_s == 3.0 else [])
 
@@ -108,5 +107,5 @@ async def test_a_group_that_its_leader_forms_late_costs(network, late_s):
 @pytest.mark.parametrize("low", [2, 3])
 async def test_a_wait_costs_only_where_there_were_enough_for_a_round(network, low):
     leader, member = await gather(network, 2, wait=2.0, low=low)
-    member.matchmaker._follower._waste(leader.peer_id, boot_clock() - 30.0)
+    member.matchmaker._follower._waste(leader.peer_id, now() - 30.0)
     assert len(member.costs) == (low == 2)

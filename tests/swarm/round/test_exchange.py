@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import replace
 
 import pytest
@@ -21,6 +20,7 @@ from peer.swarm.runtime.timing import STANDARD
 from tests.outer.reference import reduced
 from tests.swarm.runs import contributions
 from tests.swarm.table import Table
+from tests.swarm.virtual_time import now
 
 GATED = swarm_recipe(RecipeSpec(name="opendiloco", aggregator="gated"))
 NAN_SCALE = b"\x00\x00\xc0\x7f"
@@ -162,7 +162,7 @@ async def test_a_silent_member_ends_the_round_at_its_deadline_and_is_named(netwo
     await table.absorb(2)
     for exchange in table.exchanges[:2]:
         await exchange.start()
-    began = time.monotonic()
+    began = now()
     work = asyncio.ensure_future(aborts(table, [0, 1]))
     for to in (0, 1) if stage != "nothing" else ():
         said = [(Kind.CONTRIBUTION, contribution_of(table, 2, to))] if stage == "contribution" else []
@@ -170,7 +170,7 @@ async def test_a_silent_member_ends_the_round_at_its_deadline_and_is_named(netwo
     for abort in await work:
         assert "deadline passed waiting for the" in abort.reason
         assert abort.culprit == table.nodes[2].peer_id
-    assert 0.4 <= time.monotonic() - began < 3.0
+    assert 0.4 <= now() - began < 3.0
 
 
 async def test_a_member_that_cannot_be_reached_or_leaves_is_named_at_once(network):
@@ -201,7 +201,7 @@ async def test_an_abort_reaches_the_others_at_once_with_its_culprit(network):
     await table.absorb(2)
     for exchange in table.exchanges[:2]:
         await exchange.start()
-    began = time.monotonic()
+    began = now()
     first, second = (asyncio.ensure_future(table.exchange(index)) for index in (0, 1))
     # to the first alone; the second waits
     await table.speak(2, 0, (Kind.CONTRIBUTION, b"\xff" * table.contribution_bytes(0)))
@@ -211,7 +211,7 @@ async def test_an_abort_reaches_the_others_at_once_with_its_culprit(network):
     with pytest.raises(RoundAborted, match="gave up: malformed contribution") as told:
         await second
     assert told.value.culprit == table.nodes[2].peer_id
-    assert time.monotonic() - began < 5.0
+    assert now() - began < 5.0
 
 
 def test_the_budget_follows_what_bytes_took_within_the_cap():

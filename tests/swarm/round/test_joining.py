@@ -9,7 +9,7 @@ import pytest
 
 from peer.swarm.round.arrivals import Arrivals
 from peer.swarm.round.joining import Joining, never
-from peer.system.clock import boot_clock
+from tests.swarm.virtual_time import now
 
 
 @pytest.mark.parametrize("comes", [False, True])
@@ -18,7 +18,7 @@ async def test_a_join_that_comes_as_the_window_ends_is_no_late_one(comes):
     loop = asyncio.get_running_loop()
     join, sent = loop.create_future(), loop.create_future()
     buffers = SimpleNamespace(inboxes={"other": SimpleNamespace(join=join, sent=sent)}, times=Arrivals())
-    joining = Joining(buffers, 0.1, boot_clock)
+    joining = Joining(buffers, 0.1, now)
     window = joining._window
 
     async def ends_as_it_comes(patience_s):
@@ -28,7 +28,7 @@ async def test_a_join_that_comes_as_the_window_ends_is_no_late_one(comes):
         return ended
 
     joining._window = ends_as_it_comes
-    buffers.times.opened = boot_clock()
+    buffers.times.opened = now()
     gives_up = await joining.all_come(0.05, never)
     if comes:
         assert gives_up is None

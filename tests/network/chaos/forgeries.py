@@ -246,6 +246,7 @@ def run(
 
 def count(rows: Sequence[Row]) -> Row:
     """What the trials come to."""
+    idle = {number: row for number, row in enumerate(rows) if row["rounds"] < 2}
     return {
         "trials": len(rows),
         "trials_by_variant": {each: sum(row["variant"] == each for row in rows) for each in VARIANTS},
@@ -253,6 +254,7 @@ def count(rows: Sequence[Row]) -> Row:
         "claims_of_the_end": sum(row["end"] for row in rows),
         "taken_over": sum(row["taken"] > 0 for row in rows),
         "signed_by_the_bootstrap": sum(row["signed"] > 0 for row in rows),
-        "without_a_round": sum(row["rounds"] < 2 for row in rows),
+        "without_a_round": len(idle),
+        "which_without": [f"siege {number} ({row['variant']}): {row['seconds']} s" for number, row in idle.items()],
         "longest_trial_s": max((row["seconds"] for row in rows), default=0.0),
     }

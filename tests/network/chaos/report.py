@@ -198,6 +198,7 @@ TARGETS: dict[str, tuple[Target, ...]] = {
         ("aborted", "rounds aborted, by member", "", None, True),
         ("late", "of them after their deadline", "", 0, True),
         ("longest_s", "the longest round", "s", None, True),
+        ("back_s", "until a round of all once the links are good again, the longest", "s", None, True),
     ),
     "stalls": (
         ("share_known", "rounds with one member that stalls, in the worst way", "%", 80, False),

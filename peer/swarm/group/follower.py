@@ -209,7 +209,7 @@ class Follower:
         elsewhere = reject.leader if reject.reason == "follow" else None
         if elsewhere is None or not self._membership.outranks(elsewhere, leader):
             log.info("leader %s makes no rounds now, or names one that cannot lead there", leader)
-            self._membership.avoid(leader)
+            self._membership.avoid(leader, silent=False)
         elif not self._membership.hears_of(elsewhere, reject.lineage_id):
             await self._look_for(elsewhere, reject.lineage_id)
         if self._membership.leader() == leader:
@@ -220,7 +220,7 @@ class Follower:
         """Wait before asking again, if not for too long: it will learn that the leader it named cannot be followed."""
         if self._wasted_by(leader) > self._node.timing.sent_away_s:
             log.info("leader %s has redirected this peer for %.0f s", leader, self._wasted_by(leader))
-            self._membership.avoid(leader)
+            self._membership.avoid(leader, silent=False)
             return
         self._membership.changed.clear()
         await wait_for(self._membership.changed, self._node.timing.leader_recheck_s)

@@ -30,6 +30,7 @@ class Membership:
         self.changed = asyncio.Event()
         self.company: tuple[str, ...] = ()
         self._gone: ExpiringSet[str] = ExpiringSet(clock, timing.gone_for_s)
+        self._silent: ExpiringSet[str] = ExpiringSet(clock, timing.gone_for_s)
         self._disbelieved: ExpiringSet[str] = ExpiringSet(clock)
         self._seen: ExpiringSet[str] = ExpiringSet(clock, timing.seen_period_s)
         self._doubted: ExpiringSet[str] = ExpiringSet(clock, timing.relay_doubt_s)
@@ -102,6 +103,7 @@ class Membership:
         """This peer has answered, or asked: it is live, although it was silent or unreachable a moment ago. The failure
         suspicion is lifted, but not too often.
         """
+        self._silent.pop(peer_id, None)
         if peer_id in self._gone and peer_id not in self._seen:
             self._seen.add(peer_id)
             del self._gone[peer_id]
@@ -126,9 +128,21 @@ class Membership:
         """The peers that train, according to the directory, and are avoided because they are silent."""
         return frozenset(self._gone) & {p for p, record in self._directory.peers.items() if record.state == "training"}
 
-    def avoid(self, peer_id: str) -> None:
-        """Neither follow nor expect this peer for seconds, unless it is seen: it is silent, or cannot be reached."""
+    def avoid(self, peer_id: str, *, silent: bool = True) -> None:
+        """Neither follow nor expect this peer for seconds, unless it is seen: it is silent, or cannot be reached; or it
+        has answered that it makes no rounds now.
+        """
         self._gone.add(peer_id)
+        if silent:
+            self._silent.add(peer_id)
+
+    def there(self) -> list[str]:
+        """The peers that the directory shows, without the one that is silent. If several are, it may be this machine
+        that is cut off, and none is left out.
+        """
+        peers = list(self._directory.peers)
+        silent = self._silent.keys() & set(peers)
+        return [peer_id for peer_id in peers if peer_id not in silent] if len(silent) == 1 else peers
 
     def disbelieve(self, peer_id: str, seconds: float) -> None:
         """Neither follow nor expect this peer, whatever it does: it made an unprovable claim, or wasted time."""

@@ -260,8 +260,7 @@ class LineageRounds(RoundLoop[StateStore]):
         return longest_s + (due_in_s if math.isfinite(due_in_s) else 0.0)
 
     def live_peers(self) -> Iterable[str]:
-        passed_over = self._matchmaker.membership.passes_over
-        return [peer_id for peer_id in self._directory.peers if not passed_over(peer_id)]
+        return self._matchmaker.membership.there()
 
     def on_ban(self, culprit: str, reason: str) -> None:
         now = self.position()

@@ -43,7 +43,7 @@ class GuardHost(Protocol):
         """A peer is banned."""
 
     def live_peers(self) -> Iterable[str]:
-        """The peers that the directory shows, without those that were silent a moment ago."""
+        """The peers that the directory shows, without one that was silent a moment ago."""
 
 
 def guard_of(

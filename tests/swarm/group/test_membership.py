@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from peer.protocol.wire import RejectMessage
 from peer.swarm.group.membership import MAX_ANNOUNCED
 from peer.swarm.runtime.expiring import ExpiringMap
 from peer.swarm.runtime.tasks import cancel_and_wait
@@ -78,6 +79,34 @@ async def test_whoever_announces_itself_goes_on_being_expected_though_all_places
     view.expect("stranger 7")
     later += 0.2
     assert {"stranger 7"} == {peer for peer in view.expected() if peer.startswith("stranger")}
+
+
+async def test_one_silent_peer_is_not_there_but_of_several_each_may_be(network):
+    """Of three, two were left: one refused the other for minutes, since the third was still in the directory. But where
+    all of four are silent, this machine is cut off: a staller that it refuses, and so does not ask, was left alone.
+    """
+    one, other, third, staller = await gather(network, 4)
+    view, all_three = one.matchmaker.membership, {other.peer_id, third.peer_id, staller.peer_id}
+    assert {*view.there()} == all_three
+    view.avoid(third.peer_id)
+    assert {*view.there()} == all_three - {third.peer_id}
+    view.avoid(other.peer_id)
+    assert {*view.there()} == all_three
+    view.seen(other.peer_id)
+    assert {*view.there()} == all_three - {third.peer_id}
+    later = now() + STANDARD.gone_for_s + 1.0
+    set_clock(view, lambda: later)
+    assert {*view.there()} == all_three
+
+
+@pytest.mark.parametrize("reason", ["excluded", "follow"])
+async def test_a_leader_that_answers_that_it_makes_no_rounds_is_avoided_and_is_there(network, reason):
+    leader, other, follower = await gather(network, 3)
+    view = follower.matchmaker.membership
+    reject = RejectMessage(reason=reason, round=5, lineage_id=PARENT, weight=100, leader=other.peer_id)
+    await follower.matchmaker._follower._heed(reject, leader.peer_id, now())
+    assert view.passes_over(leader.peer_id)
+    assert {*view.there()} == {leader.peer_id, other.peer_id}
 
 
 async def test_to_find_the_leader_among_many_the_directory_is_read_a_fixed_number_of_times(network):

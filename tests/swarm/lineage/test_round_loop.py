@@ -198,18 +198,6 @@ async def test_however_often_rounds_fail_the_next_one_is_tried(network):
     assert len(wanted) == 1100
 
 
-async def test_a_peer_that_was_silent_a_moment_ago_is_no_reason_to_refuse_another(network):
-    """Of three, two were left: one refused the other for minutes, since the third was still in the directory."""
-    one, other, third = await gather(network, 3)
-    rounds = LineageRounds.__new__(LineageRounds)
-    rounds._directory, rounds._matchmaker = one.directory, one.matchmaker
-    assert {*rounds.live_peers()} == {other.peer_id, third.peer_id}
-    one.matchmaker.membership.avoid(third.peer_id)
-    assert {*rounds.live_peers()} == {other.peer_id}
-    one.matchmaker.membership.seen(third.peer_id)
-    assert {*rounds.live_peers()} == {other.peer_id, third.peer_id}
-
-
 @pytest.mark.parametrize("since", [2, 0])
 def test_a_peer_that_catches_up_tells_its_guard_who_made_the_rounds_that_it_missed(monkeypatch, since):
     monkeypatch.setattr(round_loop, "MISSED_ROUNDS", 4)

@@ -25,6 +25,7 @@ ROUNDS_APART = 2
 TURNS_PER_STEP = 50  # of at least 10 ms
 STEPS = 16  # so that a round takes some 10 s: finding one another again takes seconds, however short rounds are
 PHASE_TIMEOUT_S = 300.0
+BACK_S = 1200.0  # a member that was cut off again and again is refused for minutes
 YIELDED = re.compile(r"dropped (\d+) rounds from (\d+) on, (\d+) tokens \((\d+) ours\)")
 Row = dict[str, Any]
 
@@ -90,9 +91,10 @@ def trial(
     internet.heal()
     swarm.drive_together(members, timeout_s=PHASE_TIMEOUT_S)
     rounds, seconds = max(member.round for member in members) - healed_at, time.monotonic() - began
-    swarm.drive(lambda: full_round(members, healed_at) is not None, PHASE_TIMEOUT_S)
+    swarm.drive(lambda: full_round(members, healed_at) is not None, BACK_S)
     return {
         "share": list(share), "split_at": at, "healed_at": healed_at, "rounds": rounds, "seconds": round(seconds, 1),
+        "back_s": round(time.monotonic() - began, 1),
         "distinct": lineages[0].isdisjoint(lineages[1]), "yielded": [m.name for m in members if yielded(m, seen)],
         "unexplained": sum(unexplained(member, seen[member.name], members) for member in members),
         "one_state": len(swarm.drive_together(members, timeout_s=PHASE_TIMEOUT_S)) == 1,
@@ -150,6 +152,7 @@ def count(rows: Sequence[Row]) -> Row:
         "within": sum(row["rounds"] <= MAX_ROUNDS for row in rows),
         "longest_rounds": max((row["rounds"] for row in rows), default=0),
         "longest_until_one_s": max((row["seconds"] for row in rows), default=0.0),
+        "longest_until_all_s": max((row["back_s"] for row in rows), default=0.0),
         "split": sum(row["distinct"] for row in rows),
         "yielded": sum(bool(row["yielded"]) for row in rows),
         "unexplained_tokens": sum(row["unexplained"] for row in rows),

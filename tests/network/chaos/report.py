@@ -191,6 +191,7 @@ TARGETS: dict[str, tuple[Target, ...]] = {
         ("still_apart", "after which states differed", "", 0, True),
         ("unexplained_tokens", "tokens given up and not told, or told and not given up", "", 0, True),
         ("longest_until_one_s", "until all are on one lineage, the longest", "s", None, True),
+        ("longest_until_all_s", "until a round of all, the longest", "s", None, True),
     ),
     "G6": (
         ("conditions", "kinds of bad links", "", 7, False),

@@ -70,7 +70,7 @@ def trial(
     """One partition: together, apart, together; raises AssertionError when a phase takes PHASE_TIMEOUT_S."""
     members = swarm.members
     before = max(member.round for member in members)
-    swarm.drive(lambda: full_round(members, before) is not None, PHASE_TIMEOUT_S)
+    swarm.drive(lambda: full_round(members, before) is not None, BACK_S)
     shuffled = rng.sample(members, len(members))
     sides = (shuffled[: share[0]], shuffled[share[0] :])
     names = [[member.name for member in side] for side in sides]

@@ -26,7 +26,7 @@ OTHERS_WITHIN_S = 60.0  # window, time to answer it, the exchange's deadline of 
 BACK_WITHIN_S = 120.0
 BACK_WITHIN_ROUNDS = 2
 SLOWER = 10
-REFUSED = re.compile(r"^(\S+ \S+) WARNING \S+: (\S+) gets no seat from this peer for (\d+) s$", re.MULTILINE)
+REFUSED = re.compile(r"^(\S+ \S+) WARNING \S+: (\S+) gets no seat from this peer for (\d+) s(?: \(|$)", re.MULTILINE)
 LOG_TIME = "%Y-%m-%d %H:%M:%S,%f"
 
 

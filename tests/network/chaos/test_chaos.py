@@ -54,6 +54,7 @@ def test_a_refusal_lasts_as_long_as_the_last_line_about_that_peer_says() -> None
     log = "\n".join([line.format("00,500", "a", 77), line.format("40,000", "a", 7), line.format("50,000", "b", 99)])
     assert stops.refused_until(log, "a") - stops.refused_until(log.replace(" 77 s", " 70 s"), "a") == 7.0
     assert stops.refused_until(log, "b") - stops.refused_until(log, "a") == 71.5
+    assert stops.refused_until(f"{log} (3 more such warnings were left out)", "b") == stops.refused_until(log, "b")
     assert stops.refused_until(log, "c") == 0.0
 
 

@@ -22,6 +22,7 @@ EXCUSES: dict[Stage, tuple[Stage, ...]] = {
     "vote": ("roster", "join", "contribution", "reduced"),
 }  # of a member that lacks those itself  # fmt: skip
 
+MOST_IN_TURN = 0.6  # of n members: one that takes all in turn owes (7 + 14 * 0.6 n) times what each costs, over 8 n
 ENDED: tuple[Stage, ...] = ("reduced", "vote")
 """Of a round that others have made: a member that lacks them joins no other round, since deadlines may be longer than
 windows."""
@@ -71,6 +72,12 @@ class FailedRound:
     def loss(self, *, alone: bool = False) -> Loss:
         """What it cost; see `Loss`."""
         return Loss(self.number, self.wasted_s, alone, self.committed)
+
+    def in_turn_s(self, elsewhere_s: float) -> float:
+        """How much of what a member has cost elsewhere counts here: as much as failures like this one, with most of the
+        members, would have cost. More would be owed for the least failure after a few long ones.
+        """
+        return min(elsewhere_s, MOST_IN_TURN * len(self.members) * self.wasted_s)
 
     def is_most(self, disputes: Collection[Peers]) -> bool:
         """Whether so many disputes of one member are with more than two thirds of the others."""

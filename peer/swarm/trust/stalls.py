@@ -262,7 +262,7 @@ class StallBook:
         elsewhere_s = self._debts.elsewhere_s(owing.values())
         for peer_id, own in owing.items():
             log.warning("%s stalled or delayed a round: %.1f s were lost, as most saw", peer_id, loss.seconds)
-            refused_s = self._charge(own, loss, elsewhere_s[own], again=guilty[peer_id])
+            refused_s = self._charge(own, loss, failure.in_turn_s(elsewhere_s[own]), again=guilty[peer_id])
             self._refuse(own, refused_s)
             if refused_s > 0.0 and not failure.committed:
                 self._shunned.add(peer_id, refused_s / 2)  # others have lost less, and refuse it for less
@@ -287,7 +287,8 @@ class StallBook:
             log.warning("a round %s between %s: %.1f s were lost", how, " and ".join(sorted(pair)), loss.seconds)
             losers = self._losers(pair, opponents, quarrels)
             again = not failure.committed and any(map(self._standing.newcomer, losers - {self._own_id}))
-            self._refuse(losers - {self._own_id}, self._charge(pair, loss, elsewhere_s.get(pair, 0.0), again=again))
+            elsewhere = failure.in_turn_s(elsewhere_s.get(pair, 0.0))
+            self._refuse(losers - {self._own_id}, self._charge(pair, loss, elsewhere, again=again))
         self._remember(pairs if not cut else ())
 
     def _remember(self, pairs: Iterable[Peers]) -> None:

@@ -85,7 +85,7 @@ def trial(
             for side in sides for m in side
         )  # fmt: skip
 
-    swarm.drive(apart, PHASE_TIMEOUT_S)
+    swarm.drive(apart, BACK_S)
     lineages = [{member.committed[-1].lineage_id for member in side} for side in sides]
     healed_at, began = max(member.round for member in members), time.monotonic()
     internet.heal()

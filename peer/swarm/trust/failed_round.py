@@ -22,7 +22,9 @@ EXCUSES: dict[Stage, tuple[Stage, ...]] = {
     "vote": ("roster", "join", "contribution", "reduced"),
 }  # of a member that lacks those itself  # fmt: skip
 
-MOST_IN_TURN = 0.6  # of n members: one that takes all in turn owes (7 + 14 * 0.6 n) times what each costs, over 8 n
+MOST_IN_TURN = 0.6
+"""Of the members. A member that fails with all n in turn then owes 7 + 14 * 0.6 n times what one failure costs, so that
+all n together cost less than an eighth of the time."""
 ENDED: tuple[Stage, ...] = ("reduced", "vote")
 """Of a round that others have made: a member that lacks them joins no other round, since deadlines may be longer than
 windows."""

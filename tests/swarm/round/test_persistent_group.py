@@ -188,7 +188,7 @@ async def test_a_group_does_not_stand_after_a_frame_that_was_given_up_half_way(n
         *(circle.one_round(index, local, None) for index, local in enumerate(locals_)), return_exceptions=True
     )
     assert circle.seats[0].state.round == 2, outcomes  # committed, and applied
-    assert buffers.deadline > now()  # nobody waited for its end
+    assert buffers.deadline > now()  # no member waited until it had passed
     assert circle.seats[0].exchange.can_continue(circle.seats[0].position) == frozenset()
 
 

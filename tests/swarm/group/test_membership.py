@@ -109,6 +109,15 @@ async def test_a_leader_that_answers_that_it_makes_no_rounds_is_avoided_and_is_t
     assert {*view.there()} == {leader.peer_id, other.peer_id}
 
 
+async def test_a_leader_that_redirects_for_too_long_is_avoided_and_is_there(network):
+    leader, other, member = await gather(network, 3)
+    view, follower = member.matchmaker.membership, member.matchmaker._follower
+    follower._wasted[leader.peer_id] = STANDARD.sent_away_s + 1.0, 0
+    await follower._ask_again(leader.peer_id)
+    assert view.passes_over(leader.peer_id)
+    assert {*view.there()} == {leader.peer_id, other.peer_id}
+
+
 async def test_to_find_the_leader_among_many_the_directory_is_read_a_fixed_number_of_times(network):
     """It is sorted out anew each time: 4096 records, as often as there are peers, would take seconds."""
 

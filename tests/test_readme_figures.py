@@ -17,7 +17,7 @@ CLAIMS = [
     (r"([\d,]+) kills in all phases", ("chaos", "G3 kills", 1)),
     (r"next round after ([\d.]+) s in the median", ("groups", "next round after a kill, median", 1)),
     (r"at ([\d]+) MB/s from one donor", ("state_transfer", "125M from 1: speed", 1)),
-    (r"Rounds take ([\d.]+) s among four", ("groups", "4 x 1.0M: round, median", 1)),
+    (r"peers on two cores make a round in ([\d.]+) s", ("groups", "4 x 1.0M: round, median", 1)),
     (r"to the first step \| ([\d.]+) s", ("join", "command to first step, median", 1)),
     (
         r"int8 ([\d.]+) s; hivemind's fastest codec takes ([\d.]+) times as long; gloo in fp32 ([\d.]+) times faster",

@@ -184,8 +184,17 @@ def is_finite(x: Tensor) -> bool:
     return math.isfinite(low.item()) and math.isfinite(high.item())
 
 
-def check_values(x: Tensor, largest: float) -> None:
-    """Raises PayloadError for NaN, and for values beyond what rounds carry on: one member's would end each round."""
+def check_values(x: Tensor, largest: float, coded: Sequence[Coded] | None = None) -> None:
+    """Refuse NaN, and values beyond what rounds carry on: one member's would end each round.
+
+    Args:
+        coded: where the same values lie, checked: no value is looked at where the scales bound them all.
+
+    Raises:
+        PayloadError: for such a value.
+    """
+    if coded and max(one.bound for one in coded) <= largest:
+        return
     low, high = torch.aminmax(x) if x.numel() else (x.new_zeros(()), x.new_zeros(()))
     if not max(-low.item(), high.item()) <= largest:  # NaN compares as false
         raise PayloadError(f"values up to {max(-low.item(), high.item()):.2g}: more than {largest:.2g} is not applied")

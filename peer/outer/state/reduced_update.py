@@ -197,8 +197,9 @@ class ReduceFormat(WireFormat):
             return feedback.encode(self.codec, start, stop, read) if feedback else self.codec.encode_ranges(n, read)
 
         def contribution(payload: Payload, first: int, last: int, room: Tensor | None) -> Tensor:
-            values = self.codec.decode_range(payload, stop - start, first, last, room)
-            check_values(values, LARGEST_CONTRIBUTION)
+            place = payload, stop - start, first, last
+            values = self.codec.decode_range(*place, room)
+            check_values(values, LARGEST_CONTRIBUTION, self.codec.coded(*place))
             return values
 
         contributions = [partial(contribution, payload) for payload in payloads]

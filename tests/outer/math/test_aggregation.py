@@ -11,7 +11,7 @@ from torch import Tensor
 from peer.outer.aggregate.base import Aggregator, Mean
 from peer.outer.aggregate.gated import Gated
 from peer.outer.aggregate.robust import CoordinateMedian
-from peer.outer.compress.base import Compressor, MemberPayloadError
+from peer.outer.compress.base import LARGEST_CONTRIBUTION, Compressor, MemberPayloadError
 from peer.outer.compress.registry import COMPRESSORS
 from peer.outer.math.aggregation import Aggregation
 from peer.outer.numerics.tiles import TILE_ELEMENTS
@@ -80,6 +80,26 @@ def test_what_cannot_be_averaged_is_refused() -> None:
         reduce([good, good], [1], int8)
     with pytest.raises(ValueError, match="must not be more"):
         Aggregation(Mean(normalise="members"), [1, 1], members=1).aggregate([lambda *_: torch.ones(3)] * 2, 3)
+
+
+@pytest.mark.parametrize("name", ["int8", "int4", "fp32"])
+def test_a_contribution_beyond_the_limit_is_refused_wherever_it_is_larger(name: str) -> None:
+    """Scales that bound a range spare a look at its values; they round up, so the values decide near the limit."""
+    codec = COMPRESSORS[name]
+    for place in (0, 255, 256, N - 1):
+        for value in (1.0, -1.0, 0.995):  # what int8 rounds up to the limit is within it
+            x = torch.zeros(N)
+            x[place] = value * LARGEST_CONTRIBUTION
+            reached = codec.decode(codec.encode(x), N).abs().max().item()
+            payloads = [codec.encode(torch.ones(N)), codec.encode(x)]
+            if reached <= LARGEST_CONTRIBUTION:
+                assert reduce(payloads, [1, 1], codec)[0]
+            else:
+                with pytest.raises(MemberPayloadError, match="is not applied"):
+                    reduce(payloads, [1, 1], codec)
+            with pytest.raises(MemberPayloadError, match=r"more than 1\.4e") as caught:
+                reduce([payloads[0], codec.encode(x * 1.02)], [1, 1], codec)
+            assert caught.value.place == 1
 
 
 def test_contributions_are_only_read_and_those_that_were_dropped_are_counted() -> None:

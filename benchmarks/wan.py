@@ -30,16 +30,16 @@ ABOUT = "How much of their time four peers compute that train a model together o
 NOTES = """\
 Four peers (`atoll join`) train the quickstart's model of 0.8M parameters, each in a network namespace behind a relay
 with {slow:g} Mbit/s each way, {delay:g} ms one way and {loss:.0%} loss, for {seconds:g} s after their first two
-rounds; on {fast:g} Mbit/s, one of 8M parameters; `ddp` on {ddp:g} Mbit/s without loss. A step takes at least
-{step:g} s, so that four computers fit into one. {steps} steps make a round; where the recipe streams,
-each of {fragments} fragments has one in so many steps.
-`computing` is the share of a peer's time in which its trainer does not wait for its agent: the median over the peers,
-and the least. `waiting`: the trainer stops until its round is over, as in published DiLoCo. One slow peer takes ten
-times as long for a step. `peak` is the mean rate in the busiest {window:g} s, the time between two fragments, with
-everything that goes over the line; on {fast:g} Mbit/s streaming is compared with DiLoCo. All processes share this
-machine's cores with whatever else ran: see the load. A peak between two looks is that of half a second. In the
-picture DiLoCo's contribution and result are seconds apart, so that no window holds both, while one holds parts of two
-fragments; and what does not belong to a round is always there."""
+rounds and the first that all are in (but the slow one, if one is); on {fast:g} Mbit/s, one of 8M parameters; `ddp` on
+{ddp:g} Mbit/s without loss. A step takes at least {step:g} s, so that four computers fit into one. {steps} steps make
+a round; where the recipe streams, each of {fragments} fragments has one in so many steps. `computing` is the share of
+a peer's time in which its trainer does not wait for its agent: the median over the peers, and the least. `waiting`:
+the trainer stops until its round is over, as in published DiLoCo. One slow peer takes ten times as long for a step.
+`peak` is the mean rate in the busiest {window:g} s, the time between two fragments, with everything that goes over
+the line; on {fast:g} Mbit/s streaming is compared with DiLoCo. All processes share this machine's cores with whatever
+else ran: see the load. A peak between two looks is that of half a second. In the picture DiLoCo's contribution and
+result are seconds apart, so that no window holds both, while one holds parts of two fragments; and what does not
+belong to a round is always there."""
 RECIPE_TEXT = {
     "diloco": "name: diloco, compressor: int8, outer_momentum: 0.6",
     "streaming-diloco": f"name: streaming-diloco, compressor: int8, schedule: {{num_fragments: {FRAGMENTS}}}",
@@ -49,7 +49,7 @@ RECIPE_TEXT = {
 SLOW_MBIT, FAST_MBIT, DELAY_MS, LOSS = 2.0, 20.0, 100.0, 0.01
 DDP_MBIT = 16.0  # and no loss: on slower lines ddp makes no round in minutes
 STEPS, STEP_S, SLOWNESS = 20, 0.5, 10.0
-LOOK_S, START_S, WARM_ROUNDS = 0.5, 240.0, 2
+LOOK_S, START_S, WARM_ROUNDS = 0.5, 360.0, 2
 PORT = "/ip4/0.0.0.0/tcp/4001"
 LARGER = {  # what the quickstart's model and batches are on the fast line: 8M parameters, and steps that fit
     "hidden_size: 128": "hidden_size: 384", "intermediate_size: 344": "intermediate_size: 1216",
@@ -210,17 +210,21 @@ class Machines:
         self._running[index].send_signal(signal.SIGKILL)
         self._running[index].wait()
 
-    def await_rounds(self, peers: int, count: int = WARM_ROUNDS, timeout_s: float = START_S) -> None:
-        """Until each of the first `peers` has committed so many."""
+    def await_rounds(
+        self, peers: int, count: int = WARM_ROUNDS, timeout_s: float = START_S, *, together: int = 1
+    ) -> None:
+        """Until each of the first `peers` has committed so many, the newest with at least `together` members."""
         deadline = time.monotonic() + timeout_s
-        while min(len(self.rounds(index)) for index in range(peers)) < count:
+        while not all(_made(self.rounds(index), count, together) for index in range(peers)):
             if any(peer.poll() is not None for peer in self._running) or time.monotonic() > deadline:
-                raise UserError(f"the peers made no {count} rounds within {timeout_s:g} s: {self._last_words()}")
+                of = f" of {together}" if together > 1 else ""
+                raise UserError(f"the peers made no {count} rounds{of} within {timeout_s:g} s: {self._last_words()}")
             time.sleep(LOOK_S)
 
     def row(self, case: Case, seconds: float) -> WanRow:
-        """Wait until all take part, then look at them for so many seconds."""
-        self.await_rounds(case.peers - case.slow)
+        """Wait until all take part in one round, then look at them for so many seconds."""
+        alike = case.peers - case.slow
+        self.await_rounds(alike, together=alike)
         began, first = time.monotonic(), time.time()
         sent = [(0.0, float(self._sent(0)))]
         while sent[-1][0] < seconds:
@@ -266,6 +270,10 @@ class Machines:
     def _last_words(self) -> str:
         tails = self._folder.glob("peer*/console.log")
         return " / ".join(path.read_text()[-300:] for path in sorted(tails))
+
+
+def _made(rounds: Sequence[dict[str, Any]], count: int, together: int) -> bool:
+    return len(rounds) >= count and len(rounds[-1]["members"]) >= together
 
 
 if __name__ == "__main__":

@@ -137,6 +137,9 @@ def report_of(rows: Sequence[WanRow], missing: Sequence[dict[str, str]], argumen
     )  # fmt: skip
     for one in missing:
         notes = f"{notes} Not measured: {one['case']}: {one['reason'].split(':')[0]}."
+    for row in rows:
+        if not row.rounds:
+            notes = f"{notes} The first peer was in no round within the time: {row.what} on {row.mbit:g} Mbit/s."
     options = ("--recipes", *arguments.recipes, "--seconds", str(arguments.seconds))
     return BenchReport(
         name=NAME, about=ABOUT, seed=arguments.seed, figures=figures(rows, FRAGMENTS), samples={}, notes=notes,

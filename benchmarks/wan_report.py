@@ -74,10 +74,11 @@ def figures(rows: Sequence[WanRow], fragments: int) -> tuple[Figure, ...]:
             name = f"{row.what}, {row.mbit:g} Mbit/s: computing"
             found.append(Figure(name=name, value=median(row.computing), unit="%", at_most=False, **limited))
     fast = max(row.mbit for row in rows)
-    peaks = {row.recipe: row.peak_mbit for row in rows if row.mbit == fast and not (row.waits or row.slow)}
+    compared = [row for row in rows if row.mbit == fast and row.rounds and not (row.waits or row.slow)]
+    peaks = {row.recipe: row.peak_mbit for row in compared}
     if {"diloco", "streaming-diloco"} <= peaks.keys():
         limit = 100.0 * TOLERANCE / fragments
-        looks = {row.recipe: peak(row) for row in rows if row.mbit == fast and not (row.waits or row.slow)}
+        looks = {row.recipe: peak(row) for row in compared}
         window_s = rows[0].window_s
         for name, seen in ((f"in {window_s:g} s", peaks), ("between two looks", looks)):
             share = 100.0 * seen["streaming-diloco"] / seen["diloco"]

@@ -19,10 +19,10 @@ BURST = (*((0.5 * index, 0.0) for index in range(10)), *((0.5 * index, 1e6) for 
 
 
 def row(recipe: str, mbit: float = 2.0, **changes: object) -> WanRow:
-    own = {"waits": False, "slow": False, "computing": (99.5, 99.0, 98.0, 100.0), "peak_mbit": 1.0, **changes}
+    own = {"waits": False, "slow": False, "computing": (99.5, 99.0, 98.0, 100.0), "peak_mbit": 1.0, "rounds": 3}
     return WanRow(
-        recipe=recipe, mbit=mbit, rounds=3, members=4.0, bytes_a_round=1.5e6, window_s=2.5, load_average_1_min=1.0,
-        sent=EVEN, **own,
+        recipe=recipe, mbit=mbit, members=4.0, bytes_a_round=1.5e6, window_s=2.5, load_average_1_min=1.0,
+        sent=EVEN, **{**own, **changes},
     )  # fmt: skip
 
 
@@ -46,6 +46,8 @@ def test_goals_are_those_of_the_lines_and_the_peak_is_compared_on_the_fast_one()
     peak = found["peak of streaming-diloco over diloco's, in 2.5 s"]
     assert (round(peak.value, 3), peak.limit, peak.met) == (32.5, 30.0, False)
     assert round(found["peak of streaming-diloco over diloco's, between two looks"].value, 3) == 100.0
+    rows[4] = row("diloco", 20.0, peak_mbit=0.1, rounds=0)  # it sent nothing that could be compared
+    assert not [figure for figure in figures(rows, 4) if "peak" in figure.name]
     assert line(rows[2])[:5] == ("lagoon", "2", "yes", "95.0%", "10.0%")
 
 

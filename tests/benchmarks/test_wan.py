@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from argparse import Namespace
 from pathlib import Path
 
+import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from benchmarks import losses
 from benchmarks.losses import LossRow
-from benchmarks.wan import Case, cases, manifest_of
+from benchmarks.wan import Case, Machines, cases, manifest_of, report_of
 from benchmarks.wan_report import WanRow, draw, figures, line, peak_mbit
+from peer.errors import UserError
 from peer.outer.recipe.plan import RunPlan
 from peer.protocol.manifest import parse_manifest
 
@@ -49,6 +53,29 @@ def test_goals_are_those_of_the_lines_and_the_peak_is_compared_on_the_fast_one()
     rows[4] = row("diloco", 20.0, peak_mbit=0.1, rounds=0)  # it sent nothing that could be compared
     assert not [figure for figure in figures(rows, 4) if "peak" in figure.name]
     assert line(rows[2])[:5] == ("lagoon", "2", "yes", "95.0%", "10.0%")
+
+
+def test_a_row_begins_with_a_round_that_all_are_in(tmp_path: Path) -> None:
+    """Two branches of two peers each have rounds as well."""
+    machines = Machines(tmp_path, internet=None)
+    committed = {"event": "round", "status": "committed"}
+    histories = [[2, 2], [2, 4], [4]], [[2, 2], [2, 2], [2, 2]], [[2, 4], [2, 3], [2, 4]]
+    for members in (*histories, [[2, 4], [4, 4], [2, 2, 4]]):
+        for index, sizes in enumerate(members):
+            (tmp_path / f"peer{index}").mkdir(exist_ok=True)
+            rounds = (json.dumps({**committed, "members": ["x"] * size}) for size in sizes)
+            (tmp_path / f"peer{index}" / "metrics.jsonl").write_text("\n".join(rounds) + "\n")
+        if members in histories:
+            with pytest.raises(UserError, match="the peers made no 2 rounds of 4 within 0 s"):
+                machines.await_rounds(3, timeout_s=0.0, together=4)
+        machines.await_rounds(2 if members[2] == [4] else 3, timeout_s=0.0)
+    machines.await_rounds(3, timeout_s=0.0, together=4)
+
+
+def test_a_row_without_a_round_is_named() -> None:
+    arguments = Namespace(recipes=["diloco"], seconds=30, seed=0)
+    notes = report_of([row("diloco", 20.0, rounds=0), row("lagoon")], [], arguments).notes
+    assert notes.endswith("The first peer was in no round within the time: diloco on 20 Mbit/s.")
 
 
 def test_the_picture_has_a_panel_for_each_line_without_a_slow_peer(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_what_cannot_be_averaged_is_refused() -> None:
         Aggregation(Mean(normalise="members"), [1, 1], members=1).aggregate([lambda *_: torch.ones(3)] * 2, 3)
 
 
-@pytest.mark.parametrize("name", ["int8", "int4", "fp32"])
+@pytest.mark.parametrize("name", ["int8", "int4", "int2", "fp32"])
 def test_a_contribution_beyond_the_limit_is_refused_wherever_it_is_larger(name: str) -> None:
     """Scales that bound a range spare a look at its values; they round up, so the values decide near the limit."""
     codec = COMPRESSORS[name]

@@ -1,14 +1,15 @@
 """G6: bad links.
 
-Three members, each behind a link of 5 Mbit/s with a round trip of 200 +- 50 ms that loses 0 to 10% of all packets, or
+Four members, each behind a link of 5 Mbit/s with a round trip of 200 +- 50 ms that loses 0 to 10% of all packets, or
 that carries nothing in one direction for a while. Counted: rounds that committed and that were aborted, and whether
-each ended by its deadline; how long after it a member whose link was bad is back in a round of all.
+each ended by its deadline; how many seats the members, all of them honest, had in those rounds, unless a link carries
+nothing; how long after it a member whose link was bad is back in a round of all.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from tests.network.chaos.wide import WideSwarm
 
 BAD = Link(mbit=5.0, delay_ms=100.0, jitter_ms=25.0, queue_ms=200.0)
 CONDITIONS = ("loss 0", "loss 1", "loss 2", "loss 5", "loss 10", "mute", "deaf")
-NAMES = ("p0", "p1", "p2")
+NAMES = ("p0", "p1", "p2", "p3")
 ROUNDS = 10
 ROUND_TIMEOUT_S = 20
 # a persistent group's patience (9), then two silent leaders (6), a follower's patience (14.25), one's own (5.25)
@@ -82,6 +83,7 @@ def trial(
 
     swarm.drive(ended, PHASE_TIMEOUT_S + rounds * (timeout_s + MATCH_S))
     seconds = time.monotonic() - began
+    made = {} if one_way else seats(record for member in members for record in member.records[since[member.name] :])
     for name in NAMES:
         internet.relays[name].set(Link())
     back_s = together(swarm)  # those whose link was dead, too
@@ -93,6 +95,7 @@ def trial(
         "aborted": sum(record.status == "aborted" for record in records),
         "late": sum(late(record, timeout_s) for record in records),
         "late_ones": [f"{r.phase or r.status} {r.seconds} {r.reason}" for r in records if late(r, timeout_s)],
+        "places": len(members) * len(made), "seats": sum(made.values()),
         "longest_s": round(worst, 1),
         "back_s": round(back_s, 1),
         "one_state": len(swarm.drive_together(members, timeout_s=PHASE_TIMEOUT_S)) == 1,
@@ -111,6 +114,11 @@ def together(swarm: WideSwarm) -> float:
     return time.monotonic() - began
 
 
+def seats(records: Iterable[RoundRecord]) -> dict[str, int]:
+    """Of each round that was committed, how many members it had."""
+    return {record.lineage_id: len(record.members) for record in records if record.status == "committed"}
+
+
 def attempts(records: Sequence[RoundRecord]) -> list[RoundRecord]:
     """Rounds that were tried, however they ended."""
     return [record for record in records if record.status in ("committed", "aborted")]
@@ -127,6 +135,7 @@ def late(record: RoundRecord, timeout_s: int) -> bool:
 def count(rows: Sequence[Row]) -> Row:
     """What the conditions come to."""
     totals = {name: sum(row[name] for row in rows) for name in ("ended", "committed", "aborted", "late", "one_state")}
+    shares = {name: {row["condition"]: row[name] for row in rows if row["places"]} for name in ("seats", "places")}
     longest = {name: max((row[name] for row in rows), default=0.0) for name in ("longest_s", "back_s")}
     late_ones = [f"{row['condition']}: {one}" for row in rows for one in row["late_ones"]]
-    return {"conditions": len(rows), **totals, **longest, "late_ones": late_ones}
+    return {"conditions": len(rows), **totals, **shares, **longest, "late_ones": late_ones}

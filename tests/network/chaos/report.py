@@ -151,6 +151,9 @@ def with_ratios(counts: Counts) -> Counts:
         counts["still_apart"] = counts["trials"] - counts["one_state"]
     if counts.get("members_looked_for"):
         counts["share_shown"] = counts["members_shown"] / counts["members_looked_for"]
+    if places := counts.get("places"):
+        shares = {condition: 100 * counts["seats"][condition] / count for condition, count in places.items()}
+        counts["seated"], counts["seated_least"] = sum(shares.values()) / len(shares), min(shares.values())
     if "kills_per_phase" in counts:
         counts["kills"] = sum(counts["kills_per_phase"].values())
     return counts
@@ -201,6 +204,8 @@ TARGETS: dict[str, tuple[Target, ...]] = {
         ("aborted", "rounds aborted, by member", "", None, True),
         ("late", "of them after their deadline", "", 0, True),
         ("longest_s", "the longest round", "s", None, True),
+        ("seated", "seats that members had, of all in those rounds, mean over losses", "%", None, False),
+        ("seated_least", "the same with the loss that cost most", "%", None, False),
         ("back_s", "until a round of all once the links are good again, the longest", "s", None, True),
     ),
     "stalls": (

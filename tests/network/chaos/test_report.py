@@ -71,7 +71,9 @@ def test_partitions_and_bad_links_have_their_targets(tmp_path: Path) -> None:
     }  # fmt: skip
     other.write_text(json.dumps({"seed": 0, "command": "partitions --report FILE", "counts": counts}))
     report.merge("G5", other)
-    other.write_text(json.dumps({"conditions": 7, "committed": 200, "aborted": 9, "late": 0, "longest_s": 42.8}))
+    places, seats = {"loss 0": 40, "loss 5": 20}, {"loss 0": 40, "loss 5": 15}
+    counts = {"conditions": 7, "committed": 200, "aborted": 9, "late": 0, "places": places, "seats": seats}
+    other.write_text(json.dumps(counts))
     report.merge("G6", other)
     document = report.to_dict()
     met = {figure["name"]: figure["met"] for figure in document["figures"]}
@@ -79,6 +81,9 @@ def test_partitions_and_bad_links_have_their_targets(tmp_path: Path) -> None:
     assert met["G5 not on one lineage within 3 rounds"] is False
     assert met["G5 after which states differed"] is True
     assert met["G6 of them after their deadline"] is True
+    values = {figure["name"]: figure["value"] for figure in document["figures"]}
+    assert values["G6 seats that members had, of all in those rounds, mean over losses"] == 87.5
+    assert values["G6 the same with the loss that cost most"] == 75.0
     assert document["commands"] == ["partitions --report FILE"]
     report.put("G11", 17, {"parts_tampered": 200, "parts_caught": 199, "trials": 9})  # trials of another kind
     assert report.to_dict()["figures"][-1]["value"] == 0.995

@@ -18,6 +18,7 @@ CLAIMS = [
     (r"next round after ([\d.]+) s in the median", ("groups", "next round after a kill, median", 1)),
     (r"at ([\d]+) MB/s from one donor", ("state_transfer", "125M from 1: speed", 1)),
     (r"peers on two cores make a round in ([\d.]+) s", ("groups", "4 x 1.0M: round, median", 1)),
+    (r"killed each minute: tokens in committed rounds \| ([\d.]+)%", ("goodput", "60 faults an hour: goodput", 1)),
     (r"to the first step \| ([\d.]+) s", ("join", "command to first step, median", 1)),
     (
         r"int8 ([\d.]+) s; hivemind's fastest codec takes ([\d.]+) times as long; gloo in fp32 ([\d.]+) times faster",

@@ -33,7 +33,9 @@ WORDS = {
     r"for want of|for whose sake|all else|in vain|of no use any more|some more such": "without, for, everything else",
     r"the other way round|in case that": "conversely, in case",
 }
-PATTERN = re.compile("|".join(rf"(?P<w{n}>\b(?:{words})\b)" for n, words in enumerate(WORDS)), re.IGNORECASE)
+PATTERN = re.compile(
+    "|".join(rf"(?P<w{n}>\b(?:{words})\b)" for n, words in enumerate(WORDS)).replace(" ", r"\s+"), re.IGNORECASE
+)
 READ = ("peer/", "atoll/", "bootstrap/", "docs/", "deploy/", "docker/", "examples/", "configs/", "README.md",
         "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "setup.cfg", "Makefile")  # fmt: skip
 UNREAD = re.compile(r"static/vendor/|\.(?:png|svg|json|jsonl)$|docs/results/")
@@ -62,10 +64,12 @@ def prose(name: str, text: str) -> Iterator[tuple[int, str]]:
 def words(name: str, text: str) -> Iterator[str]:
     """Expressions to rewrite."""
     advice = list(WORDS.values())
-    for number, line in prose(name, text):
-        for found in PATTERN.finditer(line):
-            place = next(int(key[1:]) for key, value in found.groupdict().items() if value)
-            yield f"{name}:{number}: '{found[0]}': write {advice[place]}"
+    lines = list(prose(name, text))
+    whole = "\n".join(line for _, line in lines)
+    for found in PATTERN.finditer(whole):  # also where a line ends within an expression
+        place = next(int(key[1:]) for key, value in found.groupdict().items() if value)
+        number = lines[whole.count("\n", 0, found.start())][0]
+        yield f"{name}:{number}: '{' '.join(found[0].split())}': write {advice[place]}"
 
 
 def anchors(text: str) -> set[str]:

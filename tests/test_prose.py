@@ -27,6 +27,11 @@ def test_foreign_english_is_found_in_pages_docstrings_and_messages(prose, line):
     assert list(prose.words("peer/x.py", "nobody = anew(whoever)\n")) == []
 
 
+def test_an_expression_that_a_line_end_cuts_is_found_at_its_first_line(prose):
+    [found] = prose.words("README.md", "one\ntraining goes\n  on\n")
+    assert found == "README.md:2: 'goes on': write continue"
+
+
 def test_links_that_lead_nowhere_are_found(prose):
     text = "# A\n[a](LICENSE) [b](nowhere.md) [c](#a) [d](#b) [e](http://x.org) [f](docs/faq.md#none) [g](https://x)"
     assert [found.split(": ")[1] for found in prose.links("README.md", text)] == [

@@ -17,9 +17,7 @@ NOTES = (
     "Written by `make chaos`, not by `make bench`. Every count is the sum over the seeds that have run; the entries of "
     "`campaigns` in the JSON file are separate for each seed. A figure below its number of events was cut short by the "
     "time limit of a campaign: `make chaos RESUME=1` continues it. The slope of G13 is the largest of eight "
-    "processes; the three agents have +1.06, +0.44 and -0.43 MB/h, at 218 MB after 38 newcomers and 114 restarts. "
-    "The late return of G4 is one of 200: while that peer caught up, the others began the next round, of 4 s; G5, G6 "
-    "and G15 ran on the same two cores."
+    "processes; the three agents have +1.06, +0.44 and -0.43 MB/h, at 218 MB after 38 newcomers and 114 restarts."
 )
 # The sums that a reader looks for, and where they come from.
 TOTALS = (

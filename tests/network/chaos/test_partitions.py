@@ -46,3 +46,14 @@ def test_a_round_that_failed_here_and_held_this_peers_contribution_is_given_up_w
         records = [committed(5, "a"), yields(ours)]
         me: Any = SimpleNamespace(peer_id="me", records=records, committed=records[:1])
         assert partitions.unexplained(me, 0, [me, other]) == wrong
+
+
+def test_seats_are_counted_once_a_round_that_was_committed() -> None:
+    def record(status: str, lineage_id: str, members: str) -> Any:
+        return SimpleNamespace(status=status, lineage_id=lineage_id, members=tuple(members))
+
+    records = [record("committed", "a", "pqr"), record("committed", "a", "pqr"), record("aborted", "a", "pqrs")]
+    assert links.seats([*records, record("committed", "b", "pqrs")]) == {"a": 3, "b": 4}
+    row = {"condition": "loss 2", "late_ones": [], "longest_s": 1.0, "back_s": 0.1, "places": 8, "seats": 7}
+    rows = [{**dict.fromkeys(("ended", "committed", "aborted", "late", "one_state"), 1), **row}]
+    assert links.count(rows)["seats"] == {"loss 2": 7}

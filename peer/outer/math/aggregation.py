@@ -48,7 +48,7 @@ class Aggregation:
         self._weights, self._stride = weights, stride
         self._aggregator = aggregator.bind(len(weights) if members is None else members)
         self._gram = torch.zeros(len(weights), len(weights), dtype=torch.float64)
-        self._room: Tensor | None = None
+        self._room: Sequence[Tensor] = ()
         self._ranges, self._drops = 0, Counter[int]()
         self.reasons: dict[int, str] = {}
 
@@ -128,9 +128,9 @@ class Aggregation:
         """Kept for the next range: fresh memory costs more than the decoding."""
         if n > TILE_ELEMENTS:
             return [None] * count
-        if self._room is None or self._room.shape[1] < n:
-            self._room = torch.empty(count, n)
-        return [row[:n] for row in self._room.unbind()]
+        if len(self._room) < count or len(self._room[0]) < n:
+            self._room = [scratch_vector(n) for _ in range(count)]
+        return [room[:n] for room in self._room]
 
 
 def _named(reason: str, order: Sequence[str]) -> str:

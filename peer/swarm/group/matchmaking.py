@@ -11,6 +11,7 @@ it, its roster is the leader's word alone, and with an unknown group size it alw
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 
 from peer.outer.policy.straggler import StragglerPolicy, WaitAll
 from peer.outer.round import Due, Group, RoundAborted
@@ -70,7 +71,10 @@ class Matchmaker:
 
     def newcomers(self, members: frozenset[str]) -> list[str]:
         """The peers for which a persistent group re-forms; if they do not fit, once in a while: they alternate."""
-        wanted = self._regrouping.among(self._wanted() - members)
+        return self._newcomers_of(members, self._wanted())
+
+    def _newcomers_of(self, members: frozenset[str], peer_ids: Iterable[str]) -> list[str]:
+        wanted = self._regrouping.among(set(peer_ids) - members)
         return [peer_id for peer_id in wanted if self._has_place(members, peer_id)]
 
     def _has_place(self, members: frozenset[str], newcomer: str) -> bool:
@@ -135,7 +139,7 @@ class Matchmaker:
         A member that is ready before its group waits for it: otherwise a peer that joins the lobby meanwhile would be
         ignored, round after round.
         """
-        while not any(self._regrouping.interrupts(peer) for peer in self.newcomers(members) if peer in self._lobby):
+        while not any(map(self._regrouping.interrupts, self._newcomers_of(members, self._lobby))):
             self._sat.clear()
             await self._sat.wait()
 

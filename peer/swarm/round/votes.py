@@ -28,9 +28,9 @@ class VoteCount:
         self, buffers: RoundBuffers, link: Link, own: dict[str, str], clock: Clock,
         on_odd: Callable[[str, bool], None] = lambda *_: None,
     ) -> None:  # fmt: skip
-        self._buffers, self._link, self._clock = buffers, link, clock
+        self._buffers, self._link_id, self._clock = buffers, link.id, clock
         self.signatures = dict(own)
-        votes = [_vote_of(buffers, peer_id, link.id, on_odd) for peer_id in buffers.inboxes]
+        votes = [_vote_of(buffers, peer_id, self._link_id, on_odd) for peer_id in buffers.inboxes]
         self._waiting = {asyncio.ensure_future(vote) for vote in votes}
 
     async def decide(self, late_s: float) -> None:
@@ -48,7 +48,7 @@ class VoteCount:
         buffers, members = self._buffers, len(self._buffers.order)
         while len(self.signatures) < quorum(members):
             if not self._waiting:
-                raise RoundAborted("commit", _disagreement(buffers, self._link.id, self.signatures))
+                raise RoundAborted("commit", _disagreement(buffers, self._link_id, self.signatures))
             left = max(0.0, buffers.deadline - self._clock())
             came = await self._next(left)
             if came is None or self._clock() > buffers.deadline + late_s:

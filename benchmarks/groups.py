@@ -35,6 +35,7 @@ ABOUT = "A persistent group of real agents: seconds of a round, to admit a newco
 SHAPE = Shape(hidden=128, intermediate=344, layers=5, steps_per_round=1)
 PACE_S = 0.005
 WARM_UP = 5
+PROBATION = 10  # rounds; of open runs, unless a manifest says otherwise
 TIMEOUT_S = 300.0
 ROUND_LIMIT_S = 0.06
 KILL_LIMIT_S = 1.0
@@ -48,9 +49,10 @@ def build_parser() -> argparse.ArgumentParser:
         NAME,
         "Real agents average vectors of 1M parameters, int8, after every step. A round counts from the moment the\n"
         "last member is ready until the last one has installed the update; by phase, the slowest member of each.\n"
-        "Then a newcomer joins: from its first anchor to the first round with all members. Then the agent of one\n"
-        "member is killed: to the survivors' next round, which begins after its streams have ended. Finally, rounds\n"
-        "of recipes whose payloads are sent to all. All processes share this machine, also that of the trainers.",
+        "Then a newcomer joins: from its first anchor to the first round with all members. When it has passed its\n"
+        "probation, its agent is killed: to the survivors' next round, which begins after its streams have ended.\n"
+        "(After a newcomer that died in its first rounds, a run admits no other for a while.) Finally, rounds of\n"
+        "recipes whose payloads are sent to all. All processes share this machine, also that of the trainers.",
     )
     parser.add_argument("--peers", type=int, default=4, metavar="N", help="members of the group (default: 4)")
     parser.add_argument("--rounds", type=int, default=50, metavar="N", help="rounds before anything else (default: 50)")
@@ -119,8 +121,10 @@ def newcomer(swarm: TestSwarm, name: str, generator: torch.Generator) -> float:
 
 
 def kill(swarm: TestSwarm) -> float:
-    """Seconds from the kill of the newest member's agent to the next round of the survivors."""
-    _alive(swarm)[-1].kill()
+    """Seconds from the kill of the newest member's agent, once it is established, to the survivors' next round."""
+    newest = _alive(swarm)[-1]
+    swarm.drive(lambda: len(newest.committed) > PROBATION, TIMEOUT_S, PACE_S)
+    newest.kill()
     survivors = _alive(swarm)
     before = [member.round for member in survivors]
     return _seconds_until(

@@ -208,8 +208,8 @@ class Follower:
             raise RoundAborted("match", f"{leader} is at round {reject.round}", culprit=leader, behind=True)
         elsewhere = reject.leader if reject.reason == "follow" else None
         if elsewhere is None or not self._membership.outranks(elsewhere, leader):
-            said = f"{reject.reason!r}, and names {elsewhere}, which does not lead there" if elsewhere else repr(reject.reason)
-            log.info("leader %s makes no rounds now: it answers %s", leader, said)
+            named = f", and names {elsewhere}, which cannot lead there" if elsewhere else ""
+            log.info("leader %s makes no rounds now: it answers %s%s", leader, reject.reason, named)
             self._membership.avoid(leader, silent=False)
         elif not self._membership.hears_of(elsewhere, reject.lineage_id):
             await self._look_for(elsewhere, reject.lineage_id)

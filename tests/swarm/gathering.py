@@ -97,8 +97,8 @@ class Itself:
     def newcomer(self, peer_id):
         return peer_id in self._member.newcomers
 
-    def refuses(self, peer_id):  # noqa: ARG002
-        return False
+    def refuses(self, peer_id):
+        return peer_id in self._member.refused
 
     def cost(self, *what):
         self._member.costs.append(what)
@@ -125,7 +125,7 @@ class Member:
         self.position = Position(5, PARENT, 100)
         self.halfway = True
         self.due_in_s, self.training, self.hurried, self.nudges = 0.0, True, asyncio.Event(), []
-        self.costs, self.newcomers = [], frozenset()
+        self.costs, self.newcomers, self.refused = [], frozenset(), frozenset()
         self.needed, self.asked = frozenset(), []  # others follow rounds of these alone
         rosters = RosterAuthority(node.identity, RUN, rounds, WeightRule(nominal_tokens=NOMINAL))
         self.itself = Itself(self, client)

@@ -211,6 +211,8 @@ class Follower:
             named = f", and names {elsewhere}, which cannot lead there" if elsewhere else ""
             log.info("leader %s makes no rounds now: it answers %s%s", leader, reject.reason, named)
             self._membership.avoid(leader, silent=False)
+            if reject.reason == "excluded":
+                self._membership.excluded_by(leader)
         elif not self._membership.hears_of(elsewhere, reject.lineage_id):
             await self._look_for(elsewhere, reject.lineage_id)
         if self._membership.leader() == leader:

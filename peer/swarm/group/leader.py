@@ -19,6 +19,7 @@ from peer.swarm.net.node import Node
 from peer.swarm.net.stream import StreamClosedError
 from peer.swarm.runtime.tasks import cancel_and_wait
 
+NO_SEAT = "they are paused, or this peer, or another newcomer, has held up a round; tries again by itself"
 UNHURRIED = 1e9  # seconds: as long as a leader waits that asks no peer to contribute before it is due
 
 
@@ -123,14 +124,18 @@ class Leader:
                 if not gathered:
                     patience_s, now = self._node.timing.solo_patience_s, self._clock()
                     if not pending and now - began >= patience_s:
-                        raise RoundAborted("match", f"{members} of at least {least} peers", alone=True)
+                        raise self._alone(f"{members} of at least {least} peers")
                     if now >= opened + self._rounds.straggler_wait_s + patience_s:
-                        waited_s = now - started
-                        raise RoundAborted("match", f"only {members} peers joined within {waited_s:.0f} s", alone=True)
+                        raise self._alone(f"only {members} peers joined within {now - started:.0f} s")
                 await wait_for(self._membership.changed, self._node.timing.leader_recheck_s)
         finally:
             self._leader = False
             await self._uninvite()
+
+    def _alone(self, reason: str) -> RoundAborted:
+        if excluding := self._membership.excluding:
+            reason += f"; {excluding} gave this one no seat: {NO_SEAT}"
+        return RoundAborted("match", reason, alone=True)
 
     def _waits_no_longer(self, opened: float, closed: bool) -> bool:
         """Whether a round begins that others will not follow: no peer is on its way, and those that were there last

@@ -32,6 +32,7 @@ class Membership:
         self._gone: ExpiringSet[str] = ExpiringSet(clock, timing.gone_for_s)
         self._silent: ExpiringSet[str] = ExpiringSet(clock, timing.gone_for_s)
         self._disbelieved: ExpiringSet[str] = ExpiringSet(clock)
+        self._excluding: ExpiringSet[str] = ExpiringSet(clock, timing.gone_for_s)
         self._seen: ExpiringSet[str] = ExpiringSet(clock, timing.seen_period_s)
         self._doubted: ExpiringSet[str] = ExpiringSet(clock, timing.relay_doubt_s)
         self._announced: ExpiringSet[str] = ExpiringSet(clock, timing.announced_for_s)
@@ -135,6 +136,15 @@ class Membership:
         self._gone.add(peer_id)
         if silent:
             self._silent.add(peer_id)
+
+    def excluded_by(self, peer_id: str) -> None:
+        """This leader has answered that it gives this peer no seat now."""
+        self._excluding.add(peer_id)
+
+    @property
+    def excluding(self) -> int:
+        """How many leaders have answered so lately."""
+        return len(self._excluding)
 
     def there(self) -> list[str]:
         """The peers that the directory shows, without the one that is silent. If several are, it may be this machine

@@ -77,7 +77,7 @@ architectures: env ## every causal architecture of transformers, tiny, through a
 	$(BIN)/python -m tests.sim.architectures
 
 bench: env ## the headline numbers, one after another (about 20 minutes on two cores), into docs/results/
-	@set -e; for name in join memory rounds step devices library pauses simulator chain data leases page drops; do \
+	@set -e; for name in join memory rounds step devices library pauses simulator chain data leases page drops directory; do \
 		echo "== $$name"; \
 		$(BIN)/python -m benchmarks.$$name --report docs/results/$$name.json; done
 	$(BIN)/python -m benchmarks.groups --report docs/results/groups.json --plot docs/results/groups.png

@@ -20,12 +20,15 @@ from hivemind.utils.timed_storage import ValueWithExpiration
 
 from peer.errors import ProtocolError, in_words
 from peer.swarm.net.dht_validator import key_id
+from peer.swarm.net.nearest import Nearest, beside
 from peer.swarm.net.record_store import MAX_ANSWER_BYTES, RecordStore
+from peer.swarm.runtime.expiring import BoundedMap
 
 log = logging.getLogger(__name__)
 MAX_CALL_RECORDS = 32
 MAX_CALL_KEYS = 8
 MAX_BLACKLISTED = 4096
+MAX_KEYS = 64  # of which the nodes near to them are remembered
 FIELDS = 3  # of a record in an answer
 MAX_RECORDS_TAKEN = 512  # of one answer
 MAX_CHECKED = 128  # of these, whose signatures were not checked before
@@ -208,6 +211,10 @@ class BoundedDHT(DHTNode):  # type: ignore[misc]
 
     introducers: Sequence[str] = ()
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._nearest: BoundedMap[bytes, Nearest] = BoundedMap(MAX_KEYS)
+
     async def meet(self, peer: PeerID) -> bool:
         """Take a place in each other's routing tables; of a plain node: meet those that it knows. False: no answer."""
         node_id = await self.protocol.call_ping(peer)
@@ -220,13 +227,30 @@ class BoundedDHT(DHTNode):  # type: ignore[misc]
         await asyncio.gather(*(self.protocol.call_ping(other) for other in others))
         return True
 
-    async def get(self, key: str, latest: bool = True, **_: Any) -> ValueWithExpiration | None:
-        """All records under a key, by subkey, of the nodes near to it; None if there are none."""
+    async def get(self, key: str, **_: Any) -> ValueWithExpiration | None:
+        """All records under a key, by subkey, as nodes near to it tell and this node has heard; None if there are none.
+
+        A node that was asked and is silent is not asked again before the next search; if all are, a search follows.
+        """
         place = DHTID.from_bytes(key_id(key))
-        asked = [self.protocol.call_find(peer, [place]) for peer in self._also_asked()]
-        await asyncio.gather(super().get(key, latest=latest), *asked)
+        near = self._nearest_to(place)
+        widely = near.widely()
+        for searching in (near.due(), True):
+            if searching:
+                await self._search(place, near)
+            asked = {*near.to_ask(), *self._also_asked(widely=widely)}
+            answers = await asyncio.gather(*(self._call_find_with_blacklist(peer, [place]) for peer in asked))
+            for peer, answer in zip(asked, answers, strict=True):
+                if answer is None:
+                    near.silent(peer)
+            if searching or any(answers):
+                break
         if len(self.blacklist.ban_counter) > MAX_BLACKLISTED:
             self.blacklist.clear()
+        return self.held(place)
+
+    def held(self, place: DHTID) -> ValueWithExpiration | None:
+        """What this node has of a key, by subkey; None if there is nothing."""
         found = self.protocol.storage.records(place.to_bytes())
         values = {o: ValueWithExpiration(MSGPackSerializer.loads(value), at) for o, (value, at) in found.items()}
         return ValueWithExpiration(values, max(at for _, at in found.values())) if found else None
@@ -234,15 +258,35 @@ class BoundedDHT(DHTNode):  # type: ignore[misc]
     async def store(self, key: str, value: bytes, expiration_time: float, subkey: Any = None, **_: Any) -> bool:
         """Hand a record to the nodes near to its key; True if one of them holds it."""
         place, packed = DHTID.from_bytes(key_id(key)), MSGPackSerializer.dumps(value)
-        asked = [
-            self.protocol.call_store(peer, [place], [packed], expiration_time, [subkey]) for peer in self._also_asked()
-        ]
-        stored, *others = await asyncio.gather(super().store(key, value, expiration_time, subkey=subkey), *asked)
-        return bool(stored) or any(answer and answer[0] for answer in others)
+        near = self._nearest_to(place)
+        held = self.protocol.storage.store(place, packed, expiration_time, subkey=subkey)
+        for searching in (near.due(), True):
+            if searching:
+                await self._search(place, near)
+            told = {*near.replicas, *self._also_asked()}
+            handed = (self.protocol.call_store(peer, [place], [packed], expiration_time, [subkey]) for peer in told)
+            answers = await asyncio.gather(*handed)
+            for peer, answer in zip(told, answers, strict=True):
+                if answer is None:
+                    near.silent(peer)
+            if searching or any(answers):
+                break
+        return any(answer and answer[0] for answer in answers) or (held and not told)
 
-    def _also_asked(self) -> list[PeerID]:
+    def _nearest_to(self, place: DHTID) -> Nearest:
+        new = Nearest(place, self.num_replicas, self.protocol.bucket_size)
+        near = self._nearest.setdefault(place.to_bytes(), new)
+        near.learn(self.protocol.routing_table.get_nearest_neighbors(place, k=self.protocol.bucket_size))
+        return near
+
+    async def _search(self, place: DHTID, near: Nearest) -> None:
+        query = beside(place)
+        found = await self.find_nearest_nodes([query], exclude_self=True)
+        near.found(found[query].items())
+
+    def _also_asked(self, *, widely: bool = True) -> list[PeerID]:
         found = set(self.protocol.plain)
-        if len(self.protocol.routing_table.uid_to_peer_id) >= self.protocol.bucket_size:  # else all are near
+        if widely and len(self.protocol.routing_table.uid_to_peer_id) >= self.protocol.bucket_size:  # else all are near
             for peer_id in self.introducers:
                 with contextlib.suppress(ValueError):
                     found.add(PeerID.from_base58(peer_id))

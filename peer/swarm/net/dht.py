@@ -199,8 +199,8 @@ hivemind.dht.node.DHTProtocol = DHTProtocol  # `DHTNode` has no parameter for it
 class BoundedDHT(DHTNode):  # type: ignore[misc]
     """A node of that DHT.
 
-    In a swarm that is larger than one bucket it also writes to and reads from the peers that it was introduced by, so
-    that nodes which crowd around a key hide no peer from those that share an introducer.
+    It also writes to the peers that it was introduced by, and reads from them now and then, so that nodes which crowd
+    around a key hide no peer from those that share an introducer.
 
     An introducer may be a plain node of hivemind, run by someone who has no part in the swarm. It has another place in
     the key space than its peer id, so it is in no routing table here; it is asked for each key instead.
@@ -230,7 +230,7 @@ class BoundedDHT(DHTNode):  # type: ignore[misc]
     async def get(self, key: str, **_: Any) -> ValueWithExpiration | None:
         """All records under a key, by subkey, as nodes near to it tell and this node has heard; None if there are none.
 
-        A node that was asked and is silent is not asked again before the next search; if all are, a search follows.
+        A node that was asked and is silent is passed over until it is heard of again; if all are, a search follows.
         """
         place = DHTID.from_bytes(key_id(key))
         near = self._nearest_to(place)
@@ -286,8 +286,7 @@ class BoundedDHT(DHTNode):  # type: ignore[misc]
 
     def _also_asked(self, *, widely: bool = True) -> list[PeerID]:
         found = set(self.protocol.plain)
-        if widely and len(self.protocol.routing_table.uid_to_peer_id) >= self.protocol.bucket_size:  # else all are near
-            for peer_id in self.introducers:
-                with contextlib.suppress(ValueError):
-                    found.add(PeerID.from_base58(peer_id))
+        for peer_id in self.introducers if widely else ():
+            with contextlib.suppress(ValueError):
+                found.add(PeerID.from_base58(peer_id))
         return list(found)

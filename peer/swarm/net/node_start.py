@@ -49,6 +49,7 @@ async def start_node(config: NodeConfig) -> Node:
             node_id=node_id_of(identity.peer_id),
             initial_peers=[Multiaddr(address) for address in config.initial_peers] or None,
             num_workers=2,
+            backoff_rate=1.0,  # else a node that was away for ten minutes is asked for nothing for the next ten
             cache_locally=False,  # its cache has no bounds
             cache_nearest=0,
             cache_on_store=False,

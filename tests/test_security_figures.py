@@ -14,7 +14,7 @@ from peer.protocol.tokenizer_spec import MAX_TOKENIZER_BYTES
 from peer.swarm.catchup import chain_scout, claims, patience, readers
 from peer.swarm.catchup.history_server import BULK_READERS, READERS, READERS_PER_PEER
 from peer.swarm.group.invites import LAST_CALL
-from peer.swarm.net import daemon, dht, directory, node, record_store, speed
+from peer.swarm.net import daemon, dht, directory, nearest, node, record_store, speed
 from peer.swarm.round import deadline, group_streams, lateness, votes
 from peer.swarm.runtime.timing import STANDARD as T
 from peer.swarm.trust import audit_server, auditor, ban_list, debts, evidence_gossip, failed_round, recompute, strikes
@@ -105,6 +105,13 @@ STATED: list[tuple[str, float, float]] = [  # a sentence, a number that it state
     # quotas
     ("| bytes of a record | 4 KiB; of a peer record 1.25 KiB |", 4 * KIB, records.MAX_RECORD_BYTES),
     ("| bytes of a record | 4 KiB; of a peer record 1.25 KiB |", 1.25 * KIB, records.MAX_PEER_RECORD_BYTES),
+    ("A read asks two of the five nodes nearest to its key", 2, nearest.ASKED[0]),
+    ("and one other of the twenty nearest, by lot", 1, nearest.ASKED[1]),
+    ("until one has answered, eight", 8, sum(nearest.ASKED_FIRST)),
+    ("Every sixteenth use", 16, nearest.SEARCH_EVERY),
+    ("reads from them every fourth time", 4, nearest.WIDELY_EVERY),
+    ("A record lives for 15 seconds and is read every two", 15, records.PEER_TTL_S),
+    ("A record lives for 15 seconds and is read every two", 2, T.refresh_period_s),
     ("that a peer repeats | 32 each |", 32, record_store.MAX_RECORDS_OF_A_PEER),
     ("| records of other runs than a node's own | 8 MiB |", 8 * MIB, record_store.MAX_FOREIGN_BYTES),
     ("what a reader takes of one | 256 KiB |", 256 * KIB, record_store.MAX_ANSWER_BYTES),

@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 MAX_CALL_RECORDS = 32
 MAX_CALL_KEYS = 8
 MAX_BLACKLISTED = 4096
+SEARCHERS = 8  # nodes that a search asks at the same time
 MAX_KEYS = 64  # of which the nodes near to them are remembered
 FIELDS = 3  # of a record in an answer
 MAX_RECORDS_TAKEN = 512  # of one answer
@@ -232,7 +233,7 @@ class BoundedDHT(DHTNode):  # type: ignore[misc]
 
         A node that was asked and is silent is passed over until it is heard of again; if all are, a search follows.
         """
-        place = DHTID.from_bytes(key_id(key))
+        place, began = DHTID.from_bytes(key_id(key)), asyncio.get_running_loop().time()
         near = self._nearest_to(place)
         widely = near.widely()
         for searching in (near.due(), True):
@@ -241,10 +242,12 @@ class BoundedDHT(DHTNode):  # type: ignore[misc]
             asked = {*near.to_ask(), *self._also_asked(widely=widely)}
             answers = await asyncio.gather(*(self._call_find_with_blacklist(peer, [place]) for peer in asked))
             for peer, answer in zip(asked, answers, strict=True):
-                if answer is None:
+                if not answer:
                     near.silent(peer)
+            near.answered = near.answered or any(answers)
             if searching or any(answers):
                 break
+        near.slow = asyncio.get_running_loop().time() > began + self.protocol.wait_timeout / 3
         if len(self.blacklist.ban_counter) > MAX_BLACKLISTED:
             self.blacklist.clear()
         return self.held(place)
@@ -256,7 +259,7 @@ class BoundedDHT(DHTNode):  # type: ignore[misc]
         return ValueWithExpiration(values, max(at for _, at in found.values())) if found else None
 
     async def store(self, key: str, value: bytes, expiration_time: float, subkey: Any = None, **_: Any) -> bool:
-        """Hand a record to the nodes near to its key; True if one of them holds it."""
+        """Hand a record to the nodes near to its key; True if one of them holds it, or there is none."""
         place, packed = DHTID.from_bytes(key_id(key)), MSGPackSerializer.dumps(value)
         near = self._nearest_to(place)
         held = self.protocol.storage.store(place, packed, expiration_time, subkey=subkey)
@@ -267,7 +270,7 @@ class BoundedDHT(DHTNode):  # type: ignore[misc]
             handed = (self.protocol.call_store(peer, [place], [packed], expiration_time, [subkey]) for peer in told)
             answers = await asyncio.gather(*handed)
             for peer, answer in zip(told, answers, strict=True):
-                if answer is None:
+                if not answer:
                     near.silent(peer)
             if searching or any(answers):
                 break
@@ -280,9 +283,16 @@ class BoundedDHT(DHTNode):  # type: ignore[misc]
         return near
 
     async def _search(self, place: DHTID, near: Nearest) -> None:
-        query = beside(place)
-        found = await self.find_nearest_nodes([query], exclude_self=True)
-        near.found(found[query].items())
+        """Look for the nodes nearest to a key, for as long as two answers may take; else those that are known remain.
+
+        Only nodes that have answered count: any node may name others that do not exist, and with ids of its choice.
+        """
+        query, table = beside(place), self.protocol.routing_table
+        with contextlib.suppress(TimeoutError):
+            searching = self.find_nearest_nodes([query], exclude_self=True, num_workers=SEARCHERS)
+            found = await asyncio.wait_for(searching, 2 * self.protocol.wait_timeout)
+            near.found((node_id, peer) for node_id, peer in found[query].items() if node_id in table)
+        near.learn(table.get_nearest_neighbors(place, k=self.protocol.bucket_size))
 
     def _also_asked(self, *, widely: bool = True) -> list[PeerID]:
         found = set(self.protocol.plain)

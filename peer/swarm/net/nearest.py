@@ -11,7 +11,7 @@ from hivemind.p2p import PeerID
 SEARCH_EVERY = 16  # uses of a key
 WIDELY_EVERY = 4  # reads that also ask the introducers
 ASKED = (2, 1)  # of the nodes that records are stored at, and of the others near to the key
-ASKED_FIRST = (5, 3)  # by the first read, and after a search
+ASKED_FIRST = (5, 3)  # until one has answered, and after a search
 
 
 class Nearest:
@@ -24,21 +24,30 @@ class Nearest:
     Args:
         replicas: nodes that records are stored at.
         most: nodes that are remembered.
+
+    Attributes:
+        answered: whether a node has answered a read.
+        slow: whether the last read took long, so that the next one comes late: it asks the introducers, too.
     """
 
     def __init__(self, key: DHTID, replicas: int, most: int) -> None:
         self._key, self._replicas, self._most = key, replicas, most
         self._uses, self._reads = SEARCH_EVERY, 0
         self._ids: dict[PeerID, DHTID] = {}
+        self.answered = False
+        self.slow = False
 
     def due(self) -> bool:
-        """Count a use. -> whether a search comes first."""
+        """Count a use. -> whether a search comes first, whatever becomes of it: a slow one is not repeated at once."""
         self._uses += 1
-        return not self._ids or self._uses > SEARCH_EVERY
+        if self._ids and self._uses < SEARCH_EVERY:
+            return False
+        self._uses = 0
+        return True
 
     def found(self, nodes: Iterable[tuple[DHTID, PeerID]]) -> None:
-        """A search has found these."""
-        self._ids, self._uses = {}, 0
+        """A search has found these: those that it has not are forgotten."""
+        self._ids = {}
         self.learn(nodes)
 
     def learn(self, nodes: Iterable[tuple[DHTID, PeerID]]) -> None:
@@ -63,14 +72,13 @@ class Nearest:
 
     def to_ask(self) -> list[PeerID]:
         """The nodes of one read, by lot: none is asked by all, and none can hide a record from a peer for long."""
-        first = self._uses == 0 or self._reads == 1
-        near, others = ASKED_FIRST if first else ASKED
+        near, others = ASKED_FIRST if self._uses == 0 or not self.answered else ASKED
         return [*_some(self.replicas, near), *_some(self.nodes[self._replicas :], others)]
 
     def widely(self) -> bool:
         """Count a read. -> whether the introducers are asked, too."""
         self._reads += 1
-        return self._reads % WIDELY_EVERY == 1
+        return self.slow or not self.answered or self._reads % WIDELY_EVERY == 1
 
 
 def beside(key: DHTID) -> DHTID:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 
 import pytest
@@ -29,6 +30,7 @@ def pairs(peers):
 @pytest.fixture
 def near():
     made = Nearest(KEY, REPLICAS, MOST)
+    assert made.due()
     made.found(pairs(NODES))
     return made
 
@@ -42,21 +44,23 @@ def test_the_nearest_are_kept_whatever_order_they_come_in(near):
     assert late.nodes == near.nodes
 
 
-def test_the_first_read_asks_several_and_each_later_one_few_in_turn(near):
+def asked_by(near):
+    """Of the replicas, and of the others, how many a read asks."""
+    asked = set(near.to_ask())
+    return tuple(len(asked & set(nodes)) for nodes in (near.replicas, near.nodes[REPLICAS:]))
+
+
+def test_several_are_asked_until_one_has_answered_and_then_few_in_turn(near):
     assert near.widely()
     assert not near.due()
-    asked = near.to_ask()
-    assert [len(set(asked) & set(nodes)) for nodes in (near.replicas, near.nodes[REPLICAS:])] == list(ASKED_FIRST)
-    reads = Counter()
-    for _ in range(300):
-        near.widely()
-        asked = near.to_ask() if not near.due() else []
-        reads.update(asked)
-        near.found(pairs(NODES)) if not asked else None
+    assert asked_by(near) == ASKED_FIRST
+    near.answered = True
+    assert asked_by(near) == ASKED
+    reads = Counter(peer for _ in range(300) for peer in near.to_ask())
     assert set(reads) == set(near.nodes), "each is asked now and then"
-    near.widely()
-    near.due()
-    assert [len(set(near.to_ask()) & set(nodes)) for nodes in (near.replicas, near.nodes[5:])] == list(ASKED)
+    while not near.due():
+        assert asked_by(near) == ASKED
+    assert asked_by(near) == ASKED_FIRST
 
 
 def test_one_that_is_silent_makes_room_for_the_next_until_it_is_heard_of_again(near):
@@ -70,9 +74,17 @@ def test_one_that_is_silent_makes_room_for_the_next_until_it_is_heard_of_again(n
 def test_a_search_comes_first_when_no_node_is_known_and_now_and_then():
     near = Nearest(KEY, REPLICAS, MOST)
     assert near.due()
+    assert near.due(), "it has found none"
     near.found(pairs(NODES))
-    assert [near.due() for _ in range(SEARCH_EVERY + 1)] == [False] * SEARCH_EVERY + [True]
+    assert [near.due() for _ in range(2 * SEARCH_EVERY)] == 2 * [*[False] * (SEARCH_EVERY - 1), True]
+
+
+def test_the_introducers_are_asked_at_each_fourth_read_and_whenever_reads_are_slow(near):
+    assert [near.widely() for _ in range(WIDELY_EVERY)] == [True] * WIDELY_EVERY, "until one has answered"
+    near.answered = True
     assert [near.widely() for _ in range(2 * WIDELY_EVERY)] == 2 * [True, *[False] * (WIDELY_EVERY - 1)]
+    near.slow = True  # four of them would take longer than a record lives
+    assert [near.widely() for _ in range(WIDELY_EVERY)] == [True] * WIDELY_EVERY
 
 
 def test_a_search_asks_for_a_key_that_has_no_records_and_the_same_neighbours():
@@ -91,19 +103,26 @@ NEAREST = sorted(NODES, key=lambda peer: PLACE.xor_distance(node_id_of(str(peer)
 class Swarm:
     """The protocol of a node that is told what it has asked; `silent` nodes do not answer."""
 
-    bucket_size, plain = MOST, frozenset()
+    bucket_size, plain, wait_timeout = MOST, frozenset(), 0.2
 
     def __init__(self):
         self.routing_table, self.storage = RoutingTable(DHTID.generate(), MOST, 5), RecordStore(ALICE.peer_id)
-        self.finds, self.stores, self.silent = [], [], set()
+        self.finds, self.stores, self.silent, self.slow = [], [], set(), {}
+        self.named = dict(pairs(NODES))
 
     async def call_find(self, peer, keys):
         self.finds.append((peer, keys[0]))
-        return None if peer in self.silent else {keys[0]: (None, dict(pairs(NODES)))}
+        await asyncio.sleep(self.slow.get(peer, 0.0))
+        if peer in self.silent:
+            return None
+        self.routing_table.add_or_update_node(node_id_of(str(peer)), peer)
+        return {keys[0]: (None, self.named)}
 
     async def call_store(self, peer, *_):
         self.stores.append(peer)
-        return None if peer in self.silent else [True]
+        return self.silent_answer if peer in self.silent else [True]
+
+    silent_answer = None
 
 
 @pytest.fixture
@@ -127,7 +146,7 @@ def asked_of(dht):
 async def test_a_read_asks_few_and_a_search_no_node_for_records(dht):
     assert await dht.get(NAME) is None
     assert len(asked_of(dht)) == sum(ASKED_FIRST)
-    for _ in range(SEARCH_EVERY):
+    for _ in range(SEARCH_EVERY - 1):
         await dht.get(NAME)
         assert len(dht.protocol.finds) == sum(ASKED)
         assert set(asked_of(dht)) <= set(NEAREST[:MOST])
@@ -136,10 +155,14 @@ async def test_a_read_asks_few_and_a_search_no_node_for_records(dht):
     assert set(searched) >= set(NEAREST[:MOST])
 
 
-async def test_a_record_goes_to_the_five_nearest_and_past_those_that_are_gone(dht):
+@pytest.mark.parametrize("answer", [None, []])
+async def test_a_record_goes_to_the_five_nearest_and_past_those_that_take_none(dht, answer):
+    dht.protocol.silent_answer = answer
     assert await dht.store(NAME, b"no record", 0.0, subkey="own")
     assert set(dht.protocol.stores) == set(NEAREST[:REPLICAS])
     dht.protocol.silent = set(NEAREST[:2])
+    for node_id, _ in pairs(NEAREST[:2]):  # as hivemind does with those that are silent
+        del dht.protocol.routing_table[node_id]
     dht.protocol.stores.clear()
     await dht.store(NAME, b"no record", 0.0, subkey="own")
     dht.protocol.stores.clear()
@@ -152,10 +175,34 @@ async def test_where_all_that_were_asked_are_gone_a_search_finds_others(dht, use
     arguments = (NAME,) if use == "get" else (NAME, b"no record", 0.0)
     await getattr(dht, use)(*arguments)
     dht.protocol.silent = set(NEAREST[:MOST])
+    for node_id, _ in pairs(NEAREST[:MOST]):
+        del dht.protocol.routing_table[node_id]
     dht.protocol.finds.clear()
     dht.protocol.stores.clear()
     await getattr(dht, use)(*arguments)
     assert {key for _, key in dht.protocol.finds} >= {beside(PLACE)}
+
+
+async def test_a_search_that_takes_long_is_given_up_and_not_repeated_at_once(dht):
+    """Seven slow nodes near to a key made each read and each write a search, and no record was read at all."""
+    await dht.get(NAME)
+    dht.protocol.slow = dict.fromkeys(NEAREST[:MOST], 0.3)
+    while not dht._nearest[PLACE.to_bytes()].due():
+        pass
+    dht._nearest[PLACE.to_bytes()]._uses = SEARCH_EVERY
+    dht.protocol.finds.clear()
+    await dht.get(NAME)
+    assert len(asked_of(dht)) == sum(ASKED_FIRST), "those that were known"
+    await dht.get(NAME)
+    assert {key for _, key in dht.protocol.finds} == {PLACE}
+
+
+async def test_nodes_that_others_name_and_that_do_not_answer_take_no_place(dht):
+    fakes = [PeerID(bytes([number]) * 32) for number in range(200)]
+    dht.protocol.silent = set(fakes)
+    dht.protocol.named |= dict(pairs(fakes))
+    await dht.get(NAME)
+    assert not set(dht._nearest[PLACE.to_bytes()].nodes) & set(fakes)
 
 
 async def test_of_a_key_without_records_no_search_follows(dht):

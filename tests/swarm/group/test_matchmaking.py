@@ -246,18 +246,6 @@ async def test_a_peer_on_its_own_says_so(network):
     assert caught.value.alone
 
 
-async def test_a_peer_that_no_leader_gives_a_seat_says_so(network):
-    """Not that it is alone: a person sees the others, and would look for a fault of the network."""
-    first, second, refused = await gather(network, 3, wait=0.2)
-    for member in (first, second):
-        member.refused = frozenset({refused.peer_id})
-    groups = asyncio.gather(first.match(), second.match())
-    with pytest.raises(RoundAborted, match="1 of at least 2 peers; 2 gave this one no seat") as caught:
-        await asyncio.wait_for(refused.match(), 10.0)
-    assert caught.value.alone
-    assert {len(group.members) for group in await groups} == {2}
-
-
 async def test_too_few_for_the_run_is_no_group(network):
     members = await gather(network, 2, wait=0.3, low=3)
     with pytest.raises(RoundAborted, match="2 of at least 3 peers") as caught:

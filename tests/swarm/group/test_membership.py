@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from peer.outer.round import RoundAborted
 from peer.protocol.wire import RejectMessage
 from peer.swarm.group.membership import MAX_ANNOUNCED
 from peer.swarm.runtime.expiring import ExpiringMap
@@ -138,3 +139,15 @@ async def test_to_find_the_leader_among_many_the_directory_is_read_a_fixed_numbe
         one.matchmaker.membership.leader()
         times.append(counted.times)
     assert times[0] == times[1]
+
+
+async def test_a_peer_that_no_leader_gives_a_seat_says_so(network):
+    """Not that it is alone: a person sees the others, and would look for a fault of the network."""
+    first, second, refused = await gather(network, 3, wait=0.2)
+    for member in (first, second):
+        member.refused = frozenset({refused.peer_id})
+    groups = asyncio.gather(first.match(), second.match())
+    with pytest.raises(RoundAborted, match="1 of at least 2 peers; 2 gave this one no seat") as caught:
+        await asyncio.wait_for(refused.match(), 10.0)
+    assert caught.value.alone
+    assert {len(group.members) for group in await groups} == {2}

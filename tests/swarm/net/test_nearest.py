@@ -103,16 +103,17 @@ NEAREST = sorted(NODES, key=lambda peer: PLACE.xor_distance(node_id_of(str(peer)
 class Swarm:
     """The protocol of a node that is told what it has asked; `silent` nodes do not answer."""
 
-    bucket_size, plain, wait_timeout = MOST, frozenset(), 0.2
+    bucket_size, plain, wait_timeout = MOST, frozenset(), 30.0
 
     def __init__(self):
         self.routing_table, self.storage = RoutingTable(DHTID.generate(), MOST, 5), RecordStore(ALICE.peer_id)
-        self.finds, self.stores, self.silent, self.slow = [], [], set(), {}
+        self.finds, self.stores, self.silent, self.stuck = [], [], set(), set()
         self.named = dict(pairs(NODES))
 
     async def call_find(self, peer, keys):
         self.finds.append((peer, keys[0]))
-        await asyncio.sleep(self.slow.get(peer, 0.0))
+        if keys[0] in self.stuck:
+            await asyncio.Event().wait()
         if peer in self.silent:
             return None
         self.routing_table.add_or_update_node(node_id_of(str(peer)), peer)
@@ -185,16 +186,27 @@ async def test_where_all_that_were_asked_are_gone_a_search_finds_others(dht, use
 
 async def test_a_search_that_takes_long_is_given_up_and_not_repeated_at_once(dht):
     """Seven slow nodes near to a key made each read and each write a search, and no record was read at all."""
-    await dht.get(NAME)
-    dht.protocol.slow = dict.fromkeys(NEAREST[:MOST], 0.3)
-    while not dht._nearest[PLACE.to_bytes()].due():
-        pass
-    dht._nearest[PLACE.to_bytes()]._uses = SEARCH_EVERY
+    for _ in range(SEARCH_EVERY):
+        await dht.get(NAME)
+    dht.protocol.stuck, dht.protocol.wait_timeout = {beside(PLACE)}, 0.05
     dht.protocol.finds.clear()
-    await dht.get(NAME)
+    async with asyncio.timeout(5.0):
+        await dht.get(NAME)
     assert len(asked_of(dht)) == sum(ASKED_FIRST), "those that were known"
     await dht.get(NAME)
     assert {key for _, key in dht.protocol.finds} == {PLACE}
+
+
+async def test_after_a_slow_read_the_next_one_asks_the_introducers(dht):
+    introducer = PeerID.from_base58(identity_of(40).peer_id)
+    dht.introducers = [str(introducer)]
+    for wait_timeout in (30.0, 0.0, 30.0):  # whatever takes any time is slow
+        dht.protocol.wait_timeout = wait_timeout
+        await dht.get(NAME)
+        if wait_timeout:
+            assert introducer in asked_of(dht)
+        else:
+            assert introducer not in asked_of(dht)
 
 
 async def test_nodes_that_others_name_and_that_do_not_answer_take_no_place(dht):
